@@ -1,0 +1,7 @@
+//! Predicts the time to first token (TTFT) and time per output token (TPOT) of LLM serving by
+//! composing measured host and GPU times along their real dependencies.
+//!
+//! The main path: `case` -> scenario -> plan -> rows -> lanes -> `replay` -> prediction -> golden.
+
+pub mod perfdb;
+pub mod timing;

@@ -1,0 +1,1 @@
+//! Op tables and host rows: lookup and blending.
