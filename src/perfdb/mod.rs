@@ -1,1 +1,3 @@
 //! Op tables and host rows: lookup and blending.
+
+pub mod table;
