@@ -3,5 +3,8 @@
 //!
 //! The main path: `case` -> scenario -> plan -> rows -> lanes -> `replay` -> prediction -> golden.
 
+pub mod compose;
+pub mod model;
 pub mod perfdb;
+pub mod replay;
 pub mod timing;

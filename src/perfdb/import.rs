@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 use zip::ZipArchive;
 
-use super::table::{Column, Table, replace_file};
-use crate::timing::InputError;
+use super::table::replace_file;
+use crate::timing::{Column, InputError, OpTable};
 
 /// The one place that says which version of each backend's tables is imported. The measured runs
 /// used trtllm 1.3.0rc14 and rc18, for which the package has no tables; rc20 is the nearest.
@@ -354,7 +354,7 @@ fn filter_table(
     source: &mut Source,
     name: &str,
     keeps: &[&Keep],
-) -> Result<(Table, ImportedTable), InputError> {
+) -> Result<(OpTable, ImportedTable), InputError> {
     let bytes = source.read(name)?;
     let shown = source.shown(name);
     let fail = |e: std::io::Error| {
@@ -367,7 +367,7 @@ fn filter_table(
     let mut unpacked = tempfile::tempfile().map_err(fail)?;
     unpacked.write_all(&bytes).map_err(fail)?;
     unpacked.rewind().map_err(fail)?;
-    let table = Table::read_from(unpacked, &shown)?;
+    let table = OpTable::read_from(unpacked, &shown)?;
 
     let mut kept = vec![false; table.rows];
     let mut matched_nothing = Vec::new();
@@ -399,7 +399,7 @@ fn filter_table(
 ///
 /// # Errors
 /// The table lacks a column that the keep names, or holds another type in it.
-pub fn matching_rows(table: &Table, keep: &Keep) -> Result<Vec<bool>, InputError> {
+pub fn matching_rows(table: &OpTable, keep: &Keep) -> Result<Vec<bool>, InputError> {
     let mut rows = vec![true; table.rows];
     for (column, wanted) in &keep.wants {
         match wanted {
@@ -445,7 +445,7 @@ fn bracket(existing: &BTreeSet<i64>, wanted: i64) -> Vec<i64> {
     below.into_iter().chain(above).copied().collect()
 }
 
-fn duplicate_keys(table: &Table) -> u64 {
+fn duplicate_keys(table: &OpTable) -> u64 {
     let mut rows_of: HashMap<String, u64> = HashMap::new();
     for row in 0..table.rows {
         let mut key = String::new();
@@ -1000,7 +1000,7 @@ mod tests {
     use tempfile::TempDir;
     use zip::write::{SimpleFileOptions, ZipWriter};
 
-    fn gemm() -> Table {
+    fn gemm() -> OpTable {
         // The grid n x k of {32, 64, 128} x {256, 512}, each cell twice.
         let mut columns: [Vec<i64>; 2] = [Vec::new(), Vec::new()];
         for n in [32, 64, 128] {
@@ -1013,7 +1013,8 @@ mod tests {
         }
         let rows = columns[0].len();
         let [n, k] = columns;
-        Table {
+        OpTable {
+            label: String::new(),
             file: "gemm_perf.parquet".into(),
             names: ["gemm_dtype", "n", "k", "latency"].map(String::from).into(),
             columns: vec![
@@ -1236,7 +1237,7 @@ mod tests {
         assert!(report.absent.contains(&"s1: moe_perf".to_string()));
         let file = table.file.as_deref().expect("file");
         assert_eq!(file, "data/s1/gemm/trtllm/1.3.0rc20/gemm_perf.parquet");
-        let read = Table::read(&request.out.join(file)).expect("read");
+        let read = OpTable::read(&request.out.join(file)).expect("read");
         assert_eq!(read.names, gemm().names);
         // Every site of the model lies at or beyond the grid's last cell.
         assert_eq!(read.int("n").expect("n"), [128; 2]);

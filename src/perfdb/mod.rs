@@ -1,4 +1,15 @@
 //! Op tables and host rows: lookup and blending.
 
+mod database;
+mod grid;
+mod host;
 pub mod import;
+mod kernel;
+mod pricer;
 pub mod table;
+
+pub use database::Database;
+pub use grid::{Anchor, Term};
+pub use host::{HostKey, HostRows, HostTime, read_source_cells};
+pub use kernel::{AttentionKey, Collective, MoeKernel, OpKey, Refusal};
+pub use pricer::{Lookup, LookupId, OpId, Pricer, Quantity};

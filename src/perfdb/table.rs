@@ -1,4 +1,4 @@
-//! One op table: a Parquet file held column by column.
+//! Op tables on disk: a Parquet file held column by column.
 //!
 //! Tables follow the aiconfigurator layout: one row per measured cell, key columns (text and
 //! integers) and a `latency` column (milliseconds, except where the table says otherwise).
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::{
@@ -22,7 +22,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type as SchemaType};
 
-use crate::timing::InputError;
+use crate::timing::{Column, InputError, OpTable};
 
 /// The largest known table has 0.3 million rows; a file that declares more than this is corrupt or
 /// hostile, and is refused before memory is set aside for it.
@@ -37,39 +37,14 @@ const BATCH_ROWS: usize = 4096;
 const HELP_REIMPORT: &str =
     "restore the file from git or import it again with `stepgate tables import`";
 
-/// The values of one column, one per row.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Column {
-    /// Equal values share one allocation.
-    Text(Vec<Arc<str>>),
-    Int(Vec<i64>),
-    Float(Vec<f64>),
-    /// A column that holds a null (at `row`, from one), is nested or has a type that op tables do
-    /// not use. It only becomes an error when somebody asks for it.
-    Unusable {
-        row: Option<u64>,
-        why: String,
-    },
-}
-
-/// A table in memory. Every column has `rows` values; `names` and `columns` run in parallel.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Table {
-    /// Where it was read from: the name that errors give.
-    pub file: PathBuf,
-    pub names: Vec<String>,
-    pub columns: Vec<Column>,
-    pub rows: usize,
-}
-
-impl Table {
+impl OpTable {
     /// Reads a Parquet file: INT64 and INT32 as integers, DOUBLE and FLOAT as floats, BYTE_ARRAY as
     /// UTF-8 text. Other columns, and columns with a null, are kept as [`Column::Unusable`].
     ///
     /// # Errors
     /// The file cannot be read or is not whole Parquet; text is not UTF-8; a `latency` is null, not
     /// a number, infinite, negative or zero.
-    pub fn read(file: &Path) -> Result<Table, InputError> {
+    pub fn read(file: &Path) -> Result<OpTable, InputError> {
         let opened = File::open(file).map_err(|e| {
             InputError::new(
                 file,
@@ -77,11 +52,11 @@ impl Table {
                 "check the path and the permissions",
             )
         })?;
-        Table::read_from(opened, file)
+        OpTable::read_from(opened, file)
     }
 
-    /// As [`Table::read`], from a file already open; errors name it `shown`.
-    pub fn read_from(opened: File, shown: &Path) -> Result<Table, InputError> {
+    /// As [`OpTable::read`], from a file already open; errors name it `shown`.
+    pub fn read_from(opened: File, shown: &Path) -> Result<OpTable, InputError> {
         let bytes = opened
             .metadata()
             .map_err(|e| InputError::new(shown, format!("cannot read the table: {e}"), ""))?
@@ -118,7 +93,7 @@ impl Table {
         }
     }
 
-    /// The integer column `name`, one value per row. Errors as for [`Table::text`].
+    /// The integer column `name`, one value per row. Errors as for [`OpTable::text`].
     pub fn int(&self, name: &str) -> Result<&[i64], InputError> {
         match self.column(name)? {
             Column::Int(values) => Ok(values),
@@ -126,7 +101,7 @@ impl Table {
         }
     }
 
-    /// The float column `name`, one value per row. Errors as for [`Table::text`].
+    /// The float column `name`, one value per row. Errors as for [`OpTable::text`].
     pub fn float(&self, name: &str) -> Result<&[f64], InputError> {
         match self.column(name)? {
             Column::Float(values) => Ok(values),
@@ -135,7 +110,7 @@ impl Table {
     }
 
     /// The rows for which `keep(row)` holds (rows from zero), in their order.
-    pub fn filter(&self, keep: impl Fn(usize) -> bool) -> Table {
+    pub fn filter(&self, keep: impl Fn(usize) -> bool) -> OpTable {
         let rows: Vec<usize> = (0..self.rows).filter(|&row| keep(row)).collect();
         let columns = self
             .columns
@@ -147,7 +122,8 @@ impl Table {
                 Column::Unusable { .. } => column.clone(),
             })
             .collect();
-        Table {
+        OpTable {
+            label: String::new(),
             file: self.file.clone(),
             names: self.names.clone(),
             columns,
@@ -164,7 +140,7 @@ impl Table {
         replace_file(file, &self.encode()?)
     }
 
-    /// The bytes that [`Table::write`] writes: the same table gives the same bytes.
+    /// The bytes that [`OpTable::write`] writes: the same table gives the same bytes.
     pub fn encode(&self) -> Result<Vec<u8>, InputError> {
         let schema = self.schema()?;
         let encoded = (|| -> Result<Vec<u8>, ParquetError> {
@@ -367,7 +343,7 @@ fn corrupt(shown: &Path, what: impl Into<String>) -> InputError {
     InputError::new(shown, what, HELP_REIMPORT)
 }
 
-fn decode(opened: File, bytes: u64, shown: &Path) -> Result<Table, InputError> {
+fn decode(opened: File, bytes: u64, shown: &Path) -> Result<OpTable, InputError> {
     let reader = SerializedFileReader::new(opened)
         .map_err(|e| corrupt(shown, format!("not a readable Parquet table: {e}")))?;
     let metadata = reader.metadata();
@@ -422,7 +398,8 @@ fn decode(opened: File, bytes: u64, shown: &Path) -> Result<Table, InputError> {
         }
         columns.push(column);
     }
-    Ok(Table {
+    Ok(OpTable {
+        label: String::new(),
         file: shown.to_path_buf(),
         names,
         columns,
@@ -614,8 +591,9 @@ mod tests {
         Column::Text(values.iter().map(|&v| v.into()).collect())
     }
 
-    fn sample() -> Table {
-        Table {
+    fn sample() -> OpTable {
+        OpTable {
+            label: String::new(),
             file: "sample.parquet".into(),
             names: ["kernel_source", "m", "latency"].map(String::from).into(),
             columns: vec![
@@ -627,7 +605,7 @@ mod tests {
         }
     }
 
-    fn with_latency(latency: f64) -> Table {
+    fn with_latency(latency: f64) -> OpTable {
         let mut table = sample();
         table.columns[2] = Column::Float(vec![1.0, 2.0, latency, 4.0]);
         table
@@ -665,8 +643,8 @@ mod tests {
         let dir = TempDir::new().expect("dir");
         let file = dir.path().join("deep/er/t.parquet");
         sample().write(&file).expect("write");
-        let read = Table::read(&file).expect("read");
-        assert_eq!(read, Table { file, ..sample() });
+        let read = OpTable::read(&file).expect("read");
+        assert_eq!(read, OpTable { file, ..sample() });
         let texts = read.text("kernel_source").expect("text");
         assert!(Arc::ptr_eq(&texts[0], &texts[3]));
     }
@@ -674,7 +652,8 @@ mod tests {
     #[test]
     fn the_same_table_gives_the_same_bytes() {
         let one = sample().encode().expect("encode");
-        let two = Table {
+        let two = OpTable {
+            label: String::new(),
             file: "elsewhere".into(),
             ..sample()
         }
@@ -690,7 +669,7 @@ mod tests {
         let empty = sample().filter(|_| false);
         assert_eq!(empty.rows, 0);
         empty.write(&file).expect("write");
-        assert_eq!(Table::read(&file).expect("read").rows, 0);
+        assert_eq!(OpTable::read(&file).expect("read").rows, 0);
     }
 
     #[test]
@@ -709,7 +688,7 @@ mod tests {
         let bytes = sample().encode().expect("encode");
         for length in 0..bytes.len() {
             fs::write(&file, &bytes[..length]).expect("write");
-            let error = Table::read(&file).expect_err("a truncated file was read");
+            let error = OpTable::read(&file).expect_err("a truncated file was read");
             assert_eq!(error.place.file, file);
         }
         for at in 0..bytes.len() {
@@ -717,7 +696,7 @@ mod tests {
             damaged[at] ^= 0xff;
             fs::write(&file, &damaged).expect("write");
             // A flipped byte within the values can be a valid value; it must only not panic.
-            if let Err(error) = Table::read(&file) {
+            if let Err(error) = OpTable::read(&file) {
                 assert_eq!(error.place.file, file);
             }
         }
@@ -728,12 +707,12 @@ mod tests {
         let dir = TempDir::new().expect("dir");
         let file = dir.path().join("t.parquet");
         fs::write(&file, "n,k,latency\n1,2,3\n").expect("write");
-        let error = Table::read(&file)
+        let error = OpTable::read(&file)
             .expect_err("a CSV file was read")
             .to_string();
         assert!(error.contains("t.parquet"), "{error}");
         assert!(error.contains("not a readable Parquet table"), "{error}");
-        assert!(Table::read(&dir.path().join("none.parquet")).is_err());
+        assert!(OpTable::read(&dir.path().join("none.parquet")).is_err());
     }
 
     #[test]
@@ -757,7 +736,7 @@ mod tests {
             (-0.5, "-0.5"),
         ] {
             with_latency(latency).write(&file).expect("write");
-            let error = Table::read(&file).expect_err("a bad latency was read");
+            let error = OpTable::read(&file).expect_err("a bad latency was read");
             assert_eq!(error.place.row, Some(3));
             assert_eq!(error.place.field.as_deref(), Some("latency"));
             assert!(error.what.contains(shown), "{error}");
@@ -771,7 +750,7 @@ mod tests {
         let mut levels = vec![1; BATCH_ROWS + 10];
         levels[BATCH_ROWS + 3] = 0;
         write_nullable(&file, &levels);
-        let table = Table::read(&file).expect("read");
+        let table = OpTable::read(&file).expect("read");
         assert_eq!(table.float("latency").expect("latency")[0], 0.5);
         let error = table.int("m").expect_err("a null was read");
         assert_eq!(error.place.row, Some(BATCH_ROWS as u64 + 4));
@@ -784,7 +763,7 @@ mod tests {
         let dir = TempDir::new().expect("dir");
         let file = dir.path().join("t.parquet");
         write_nullable(&file, &[1, 1]);
-        let table = Table::read(&file).expect("read");
+        let table = OpTable::read(&file).expect("read");
         assert_eq!(table.int("m").expect("m"), [-7, -7]);
         assert_eq!(table.float("latency").expect("latency"), [0.5, 0.5]);
     }

@@ -37,7 +37,8 @@ impl fmt::Display for Place {
 /// Bad input. The binary maps it to exit code 5.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputError {
-    pub place: Place,
+    /// Boxed: results that carry an error stay small.
+    pub place: Box<Place>,
     /// What is wrong: a lowercase fragment.
     pub what: String,
     /// What the reader can do about it: a lowercase fragment.
@@ -47,10 +48,10 @@ pub struct InputError {
 impl InputError {
     pub fn new(file: impl AsRef<Path>, what: impl Into<String>, help: impl Into<String>) -> Self {
         Self {
-            place: Place {
+            place: Box::new(Place {
                 file: file.as_ref().to_path_buf(),
                 ..Place::default()
-            },
+            }),
             what: what.into(),
             help: help.into(),
         }

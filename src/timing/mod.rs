@@ -1,7 +1,17 @@
 //! The timing contract: what a measured time is, where it came from and what it may be used for.
 
+mod coverage;
+mod evaluation;
 mod execution;
 mod fault;
+mod row;
+mod table;
 
+pub use coverage::{Coverage, HostClass, Policy};
+pub use evaluation::Evaluation;
 pub use execution::{Boundary, CaptureOutcome, Execution, Observer};
 pub use fault::{InputError, Place};
+pub use row::{
+    Duplicates, Origin, Provenance, Row, RowId, Rows, Samples, Scope, SourceCell, Topology,
+};
+pub use table::{Column, OpTable};

@@ -1,0 +1,614 @@
+//! Resolves a scenario's ops and host rows once, then composes its steps.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+
+use crate::model::{ModelConfig, OpIndex, Plan, RankLoad, Scenario, Units};
+use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
+use crate::timing::{
+    Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance,
+};
+
+use super::fast::{self, Segments};
+use super::lanes::{self, LaneStart, StepTimes};
+use super::path::{Part, PathTerm, TermRange};
+
+/// How steps are composed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Op by op: the reference.
+    OpByOp,
+    /// By segments between collectives, with repeated layers in closed form.
+    Segments,
+}
+
+/// Host times of one lane in one execution mode. `None`: no row, left out and reported.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct HostCosts {
+    pub prepare: Option<LookupId>,
+    pub launch: Option<LookupId>,
+    pub dispatch: Option<LookupId>,
+    pub finish: Option<LookupId>,
+    /// Prepare plus launch.
+    pub before_first_ms: f64,
+    pub dispatch_ms: f64,
+}
+
+/// Times of a request outside the executor. `None`: no row.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RequestTimes {
+    pub client_transport: Option<LookupId>,
+    pub ingress: Option<LookupId>,
+    pub egress: Option<LookupId>,
+}
+
+/// A boundary without a row, and where it is missing.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gap {
+    pub boundary: Boundary,
+    /// Mode of the steps it is missing for; `None` for request boundaries.
+    pub mode: Option<&'static str>,
+}
+
+/// A step with its ops priced.
+pub(super) struct PricedStep<'a> {
+    pub plan: &'a Plan,
+    pub pricer: &'a Pricer,
+    /// Lookup of each op per load, `NOT_RUN` where the step does not launch it.
+    lookups: &'a [LookupId],
+    lane_load: &'a [usize],
+    pub host: &'a [HostCosts],
+    /// Kernels the host submits op by op; 0 where a graph holds them.
+    pub launches: u32,
+}
+
+const NOT_RUN: LookupId = LookupId(u32::MAX);
+
+impl PricedStep<'_> {
+    pub fn lookup(&self, lane: usize, op: OpIndex) -> LookupId {
+        self.lookups[self.lane_load[lane] * self.plan.ops.len() + usize::from(op.0)]
+    }
+
+    pub fn runs(&self, op: OpIndex) -> bool {
+        self.lookup(0, op) != NOT_RUN
+    }
+
+    pub fn ms(&self, lane: usize, op: OpIndex) -> f64 {
+        self.pricer.ms(self.lookup(lane, op))
+    }
+
+    pub fn part(&self, op: OpIndex) -> Part {
+        if self.plan.op(op).key.is_collective() {
+            Part::Transfer
+        } else {
+            Part::Kernel
+        }
+    }
+
+    /// Share of the forward's dispatch that has passed once `launches` kernels are submitted.
+    pub fn share(&self, launches: u32) -> f64 {
+        if self.launches == 0 {
+            0.0
+        } else {
+            f64::from(launches) / f64::from(self.launches)
+        }
+    }
+
+    pub fn dispatch_ms(&self, lane: usize, launches: u32) -> f64 {
+        self.host[lane].dispatch_ms * self.share(launches)
+    }
+}
+
+/// Composes the steps of one scenario under one policy.
+#[derive(Debug, Clone)]
+pub struct Composer {
+    plan: Plan,
+    pricer: Pricer,
+    op_ids: Vec<OpId>,
+    /// How often each op stands in the sequence.
+    occurrences: Vec<f64>,
+    segments: Segments,
+    /// Load that each lane works on.
+    lane_load: Vec<usize>,
+    /// Host costs per mode (eager, full graph, piecewise) and lane.
+    host: [Vec<HostCosts>; 3],
+    request: RequestTimes,
+    host_class: HostClass,
+    gaps: BTreeSet<Gap>,
+    derived: BTreeMap<String, String>,
+    method: Method,
+    lookups: Vec<LookupId>,
+    decode_bases: HashMap<u32, DecodeBase>,
+}
+
+/// Everything of a decode replay that does not depend on KV lengths.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeBase {
+    pub(super) ms: f64,
+    pub(super) terms: TermRange,
+}
+
+/// A decode replay whose lanes all do the same work.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replay {
+    pub ms: f64,
+    /// Terms shared by every replay of the same captured batch.
+    pub shared: TermRange,
+    /// Terms that depend on the KV lengths.
+    pub terms: Vec<PathTerm>,
+}
+
+fn mode_index(execution: Execution) -> usize {
+    match execution {
+        Execution::Eager | Execution::Unknown => 0,
+        Execution::FullGraph { .. } => 1,
+        Execution::Piecewise { .. } => 2,
+    }
+}
+
+impl Composer {
+    /// Resolves what `scenario` needs. The inner error is an expected refusal: a GPU op that no
+    /// row anchors.
+    pub fn new(
+        database: &Database,
+        models: &Path,
+        scenario: &Scenario,
+        policy: Policy,
+    ) -> Result<Result<Self, Refusal>, InputError> {
+        let config = ModelConfig::load(models, &scenario.model)?;
+        let plan = Plan::new(&config, scenario);
+        let mut pricer = Pricer::new();
+        let mut op_ids = Vec::new();
+        let framework = scenario.backend.name.name();
+        for op in &plan.ops {
+            let id = pricer.resolve(
+                database,
+                &scenario.system,
+                framework,
+                &scenario.backend.version,
+                &op.name,
+                &op.key,
+            )?;
+            match id {
+                Ok(id) => op_ids.push(id),
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+        }
+        let mut occurrences = vec![0.0; plan.ops.len()];
+        for op in plan.sequence() {
+            occurrences[usize::from(op.0)] += 1.0;
+        }
+        let mut composer = Self {
+            segments: Segments::default(),
+            lane_load: Vec::new(),
+            host: [Vec::new(), Vec::new(), Vec::new()],
+            request: RequestTimes::default(),
+            host_class: HostClass::Missing,
+            gaps: BTreeSet::new(),
+            derived: BTreeMap::new(),
+            method: Method::Segments,
+            lookups: Vec::new(),
+            decode_bases: HashMap::new(),
+            plan,
+            pricer,
+            op_ids,
+            occurrences,
+        };
+        composer.resolve_host(database, models, scenario, policy)?;
+        composer.segments = Segments::new(&composer.plan, composer.lane_load.len());
+        Ok(Ok(composer))
+    }
+
+    fn resolve_host(
+        &mut self,
+        database: &Database,
+        models: &Path,
+        scenario: &Scenario,
+        policy: Policy,
+    ) -> Result<(), InputError> {
+        let find = |boundary, execution| {
+            let key = HostKey {
+                boundary,
+                execution,
+                runtime: scenario.backend.name.name(),
+                version: &scenario.backend.version,
+                system: &scenario.system,
+                model: &scenario.model,
+                topology: scenario.topology,
+                cpu: scenario.host_cpu.as_deref(),
+                isl: scenario.workload.isl,
+            };
+            database.host().find(&key, policy)
+        };
+        let modes = [
+            Execution::Eager,
+            Execution::FullGraph { captured_batch: 0 },
+            Execution::Piecewise { captured_tokens: 0 },
+        ];
+        let dispatch = find(Boundary::HostDispatch, Some(Execution::Eager));
+        if let Some(found) = &dispatch {
+            self.host_class = found.class;
+        }
+        let topology = scenario.topology;
+        let entries = dispatch.as_ref().map_or(1, |found| found.per_rank.len());
+        // Ranks that do the same work from the same rows share a lane.
+        self.lane_load = if topology.dp > 1 {
+            (0..topology.dp as usize).collect()
+        } else {
+            vec![0; entries.min(topology.ranks() as usize)]
+        };
+        for (index, mode) in modes.into_iter().enumerate() {
+            let mut covered = BTreeSet::new();
+            let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
+            for boundary in [
+                Boundary::HostPrepare,
+                Boundary::GraphLaunch,
+                Boundary::HostDispatch,
+                Boundary::HostFinish,
+            ] {
+                let applies = match boundary {
+                    Boundary::GraphLaunch => index != 0,
+                    Boundary::HostDispatch => index != 1,
+                    _ => true,
+                };
+                if !applies {
+                    continue;
+                }
+                let Some(found) = find(boundary, Some(mode)) else {
+                    self.gaps.insert(Gap {
+                        boundary,
+                        mode: Some(mode.mode()),
+                    });
+                    continue;
+                };
+                for row in found.per_rank.iter().flatten() {
+                    covered.extend(row.includes.iter().copied());
+                }
+                let ratio = match boundary {
+                    Boundary::HostDispatch => launch_ratio(&found, &self.plan, models, scenario)?,
+                    _ => 1.0,
+                };
+                self.note_derived(boundary, Some(mode.mode()), &found, ratio);
+                for (lane, costs) in lane_costs.iter_mut().enumerate() {
+                    let entry = &found.per_rank[lane.min(found.per_rank.len() - 1)];
+                    let lookup = Some(self.pricer.host(entry, ratio));
+                    match boundary {
+                        Boundary::HostPrepare => costs.prepare = lookup,
+                        Boundary::GraphLaunch => costs.launch = lookup,
+                        Boundary::HostDispatch => costs.dispatch = lookup,
+                        _ => costs.finish = lookup,
+                    }
+                }
+            }
+            self.gaps
+                .retain(|gap| gap.mode != Some(mode.mode()) || !covered.contains(&gap.boundary));
+            self.host[index] = lane_costs;
+        }
+        let mut request = |boundary| {
+            let found = find(boundary, None);
+            match &found {
+                Some(found) => {
+                    self.note_derived(boundary, None, found, 1.0);
+                    Some(self.pricer.host(&found.per_rank[0], 1.0))
+                }
+                None => {
+                    self.gaps.insert(Gap {
+                        boundary,
+                        mode: None,
+                    });
+                    None
+                }
+            }
+        };
+        self.request = RequestTimes {
+            client_transport: request(Boundary::ClientTransport),
+            ingress: request(Boundary::Ingress),
+            egress: request(Boundary::Egress),
+        };
+        self.reprice_host();
+        Ok(())
+    }
+
+    fn note_derived(
+        &mut self,
+        boundary: Boundary,
+        mode: Option<&'static str>,
+        found: &HostTime,
+        ratio: f64,
+    ) {
+        if let Some(rule) = &found.rule {
+            let name = match mode {
+                Some(mode) => format!("{boundary} ({mode})"),
+                None => boundary.to_string(),
+            };
+            let scaled = if ratio == 1.0 {
+                rule.clone()
+            } else {
+                format!("{rule}, by launch counts")
+            };
+            self.derived.insert(name, scaled);
+        }
+    }
+
+    /// Host costs in milliseconds from their lookups.
+    fn reprice_host(&mut self) {
+        let pricer = &self.pricer;
+        let ms = |lookup: Option<LookupId>| lookup.map_or(0.0, |lookup| pricer.ms(lookup));
+        for costs in self.host.iter_mut().flatten() {
+            costs.before_first_ms = ms(costs.prepare) + ms(costs.launch);
+            costs.dispatch_ms = ms(costs.dispatch);
+        }
+    }
+
+    /// Chooses how steps are composed; [`Method::Segments`] unless told otherwise.
+    pub fn set_method(&mut self, method: Method) {
+        self.method = method;
+    }
+
+    /// Multiplies the rows that `pick` selects: null, homogeneity, what-if and planted faults. To
+    /// be called before the first step.
+    pub fn scale_rows(&mut self, factor: f64, pick: impl Fn(&Origin) -> bool) {
+        self.pricer.scale_rows(factor, pick);
+        self.reprice_host();
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub fn pricer(&self) -> &Pricer {
+        &self.pricer
+    }
+
+    pub fn lanes(&self) -> usize {
+        self.lane_load.len()
+    }
+
+    pub fn request_times(&self) -> RequestTimes {
+        self.request
+    }
+
+    pub fn finish(&self, execution: Execution, lane: usize) -> Option<LookupId> {
+        self.host[mode_index(execution)][lane].finish
+    }
+
+    /// Host terms and time of a whole submission on `lane`: prepare, launch and dispatch.
+    pub fn submission(&self, execution: Execution, lane: usize) -> (f64, Vec<PathTerm>) {
+        let costs = self.host[mode_index(execution)][lane];
+        let mut terms = Vec::new();
+        costs.terms(1.0, &mut terms);
+        (costs.before_first_ms + costs.dispatch_ms, terms)
+    }
+
+    /// Composes one step. `loads` holds one entry per attention rank group.
+    pub fn step(
+        &mut self,
+        loads: &[RankLoad],
+        execution: Execution,
+        start: &LaneStart,
+    ) -> StepTimes {
+        self.price_step(loads);
+        let priced = PricedStep {
+            plan: &self.plan,
+            pricer: &self.pricer,
+            lookups: &self.lookups,
+            lane_load: &self.lane_load,
+            host: &self.host[mode_index(execution)],
+            launches: match execution {
+                Execution::FullGraph { .. } => 0,
+                _ => self.plan.launches(&loads[0]),
+            },
+        };
+        match self.method {
+            Method::OpByOp => lanes::run(&priced, start),
+            Method::Segments => fast::run(&priced, &self.segments, start),
+        }
+    }
+
+    /// A decode replay in closed form, where every lane does the same work: all lanes wait for the
+    /// last one at the first collective, then run in step. `None` where the method or the lanes
+    /// ask for the general way.
+    pub fn decode_replay(
+        &mut self,
+        load: &RankLoad,
+        share: &mut dyn FnMut(&[PathTerm]) -> TermRange,
+    ) -> Option<Replay> {
+        let one_load = self.lane_load.iter().all(|load| *load == 0);
+        if self.method == Method::OpByOp || !one_load || !load.prompts.is_empty() {
+            return None;
+        }
+        let batch = load.padded;
+        let base = match self.decode_bases.get(&batch) {
+            Some(base) => *base,
+            None => {
+                let mut ms = 0.0;
+                let mut terms = Vec::new();
+                for index in 0..self.plan.ops.len() {
+                    let op = OpIndex(index as u16);
+                    if !self.plan.runs(op, load) || self.plan.op(op).units == Units::Decode {
+                        continue;
+                    }
+                    let term = self.replay_term(op, load);
+                    ms += term.times * self.pricer.ms(term.lookup);
+                    terms.push(term);
+                }
+                let base = DecodeBase {
+                    ms,
+                    terms: share(&terms),
+                };
+                self.decode_bases.insert(batch, base);
+                base
+            }
+        };
+        let mut ms = base.ms;
+        let mut terms = Vec::new();
+        for index in 0..self.plan.ops.len() {
+            let op = OpIndex(index as u16);
+            if self.plan.op(op).units == Units::Decode {
+                let term = self.replay_term(op, load);
+                ms += term.times * self.pricer.ms(term.lookup);
+                terms.push(term);
+            }
+        }
+        Some(Replay {
+            ms,
+            shared: base.terms,
+            terms,
+        })
+    }
+
+    fn replay_term(&mut self, op: OpIndex, load: &RankLoad) -> PathTerm {
+        let info = self.plan.op(op);
+        PathTerm {
+            part: if info.key.is_collective() {
+                Part::Transfer
+            } else {
+                Part::Kernel
+            },
+            times: self.occurrences[usize::from(op.0)],
+            lookup: price_op(
+                &mut self.pricer,
+                self.op_ids[usize::from(op.0)],
+                info,
+                load,
+                std::slice::from_ref(load),
+            ),
+        }
+    }
+
+    fn price_step(&mut self, loads: &[RankLoad]) {
+        self.lookups.clear();
+        // A step launches an op on every lane or on none: collectives need them all.
+        let any = RankLoad {
+            prompts: loads.iter().flat_map(|l| l.prompts.clone()).collect(),
+            padded: loads.iter().map(|load| load.padded).sum(),
+            ..RankLoad::default()
+        };
+        for load in loads {
+            for (index, op) in self.plan.ops.iter().enumerate() {
+                let lookup = if self.plan.runs(OpIndex(index as u16), &any) {
+                    price_op(&mut self.pricer, self.op_ids[index], op, load, loads)
+                } else {
+                    NOT_RUN
+                };
+                self.lookups.push(lookup);
+            }
+        }
+    }
+
+    /// What the prediction rests on so far. `modes` are the execution modes of its steps.
+    pub fn coverage(&self, modes: &BTreeSet<&'static str>) -> Coverage {
+        let mut coverage = Coverage {
+            host: self.host_class,
+            missing: BTreeSet::new(),
+            derived: BTreeMap::new(),
+            gpu: self.pricer.anchors(),
+            kernel_mode_unknown: 0,
+            duplicate_rows: 0,
+            observers: BTreeSet::new(),
+        };
+        for gap in &self.gaps {
+            match gap.mode {
+                Some(mode) if modes.contains(mode) => {
+                    coverage
+                        .missing
+                        .insert(format!("{} ({mode})", gap.boundary));
+                }
+                Some(_) => {}
+                None => {
+                    coverage.missing.insert(gap.boundary.to_string());
+                }
+            }
+        }
+        for (name, rule) in &self.derived {
+            let of_mode = ["eager", "full_graph", "piecewise"]
+                .into_iter()
+                .find(|mode| name.contains(&format!("({mode})")));
+            if of_mode.is_none_or(|mode| modes.contains(mode)) {
+                coverage.derived.insert(name.clone(), rule.clone());
+            }
+        }
+        let rows = self.pricer.rows();
+        for id in self.pricer.used_rows() {
+            match rows.origin(id) {
+                Origin::Op { duplicates, .. } => {
+                    coverage.kernel_mode_unknown += 1;
+                    coverage.duplicate_rows += u64::from(duplicates.is_some());
+                    coverage.observers.insert("op_benchmark".to_owned());
+                }
+                Origin::Host(row) => {
+                    coverage.observers.insert(row.samples.observer.to_string());
+                    if let Provenance::Derived { .. } = row.provenance {
+                        coverage
+                            .observers
+                            .insert("difference of observers".to_owned());
+                    }
+                }
+                Origin::Roofline { .. } => {
+                    coverage.observers.insert("datasheet".to_owned());
+                }
+            }
+        }
+        coverage
+    }
+}
+
+fn price_op(
+    pricer: &mut Pricer,
+    id: OpId,
+    op: &crate::model::Op,
+    load: &RankLoad,
+    loads: &[RankLoad],
+) -> LookupId {
+    let count = match op.units {
+        Units::Prompts => {
+            if load.prompts.is_empty() {
+                // Another rank has the context request; this one has nothing to attend to.
+                return pricer.price(id, Quantity::Prompts(&[1]));
+            }
+            return pricer.price(id, Quantity::Prompts(&load.prompts));
+        }
+        Units::Decode => {
+            let batch = f64::from(load.padded.max(1));
+            let mean_kv = load.kv_sum.max(1) as f64 / batch;
+            return pricer.price(id, Quantity::Decode { batch, mean_kv });
+        }
+        // A collective moves what its largest rank holds.
+        Units::Tokens if op.key.is_collective() => most(loads, RankLoad::tokens),
+        Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),
+        Units::Tokens => load.tokens(),
+        Units::AllTokens => loads.iter().map(RankLoad::tokens).sum(),
+        Units::Sequences => load.sequences(),
+    };
+    pricer.price(id, Quantity::Count(op.per_unit * f64::from(count)))
+}
+
+fn most(loads: &[RankLoad], of: impl Fn(&RankLoad) -> u32) -> u32 {
+    loads.iter().map(of).max().unwrap_or(0)
+}
+
+/// Launches of the scenario's mixed step over those of the step a host row was measured on.
+fn launch_ratio(
+    found: &HostTime,
+    plan: &Plan,
+    models: &Path,
+    scenario: &Scenario,
+) -> Result<f64, InputError> {
+    let Some(scope) = found.per_rank[0][0].scope.as_ref() else {
+        return Ok(1.0);
+    };
+    if scope.topology == scenario.topology && scope.model == scenario.model {
+        return Ok(1.0);
+    }
+    let mixed = RankLoad {
+        prompts: vec![1],
+        generation: 1,
+        padded: 1,
+        kv_sum: 1,
+    };
+    let mut measured = scenario.clone();
+    measured.topology = scope.topology;
+    let config = ModelConfig::load(models, &scope.model)?;
+    let measured = Plan::new(&config, &measured);
+    Ok(f64::from(plan.launches(&mixed)) / f64::from(measured.launches(&mixed)))
+}

@@ -1,0 +1,10 @@
+//! Steps on the lanes: dependencies, waits, critical path, parts, receipt.
+
+mod composer;
+mod fast;
+mod lanes;
+mod path;
+
+pub use composer::{Composer, Gap, Method, RequestTimes};
+pub use lanes::{LaneStart, StepTimes};
+pub use path::{Node, NodeId, Part, PathTerm, Paths, Receipt, ReceiptLine, Stamp};

@@ -1,0 +1,343 @@
+//! Critical paths as a tree of nodes, and the receipt that falls out of walking it backwards.
+//!
+//! A time is a [`Stamp`]: its value and the node it was reached by. A node adds terms (lookups with
+//! multiplicities, each in a part) to its parent. A metric that is a weighted sum of stamps is then
+//! a linear form over lookups: weights enter at stamps and flow to the root once, in one sweep.
+
+use serde::Serialize;
+
+use crate::perfdb::{LookupId, Pricer};
+use crate::timing::RowId;
+
+/// Where a microsecond of TTFT or TPOT goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    ClientTransport,
+    Ingress,
+    /// Waiting for the running iteration to let the host look for requests.
+    QueueIteration,
+    /// Held back by batch wait.
+    QueueBatchWait,
+    /// Held back by attention-DP balance.
+    QueueBalance,
+    /// No room: tokens, batch slots or KV blocks.
+    QueueCapacity,
+    HostPrepare,
+    HostDispatch,
+    GraphLaunch,
+    Kernel,
+    Transfer,
+    HostFinish,
+    Egress,
+}
+
+impl Part {
+    pub const ALL: [Self; 13] = [
+        Self::ClientTransport,
+        Self::Ingress,
+        Self::QueueIteration,
+        Self::QueueBatchWait,
+        Self::QueueBalance,
+        Self::QueueCapacity,
+        Self::HostPrepare,
+        Self::HostDispatch,
+        Self::GraphLaunch,
+        Self::Kernel,
+        Self::Transfer,
+        Self::HostFinish,
+        Self::Egress,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClientTransport => "client_transport",
+            Self::Ingress => "ingress",
+            Self::QueueIteration => "queue_iteration",
+            Self::QueueBatchWait => "queue_batch_wait",
+            Self::QueueBalance => "queue_balance",
+            Self::QueueCapacity => "queue_capacity",
+            Self::HostPrepare => "host_prepare",
+            Self::HostDispatch => "host_dispatch",
+            Self::GraphLaunch => "graph_launch",
+            Self::Kernel => "kernel",
+            Self::Transfer => "transfer",
+            Self::HostFinish => "host_finish",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// `times` occurrences of a lookup on a path, in a part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PathTerm {
+    pub part: Part,
+    pub lookup: LookupId,
+    pub times: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u32);
+
+/// A range of terms in [`Paths`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TermRange {
+    first: u32,
+    end: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Node {
+    parent: NodeId,
+    terms: TermRange,
+    /// Terms that many nodes share.
+    shared: TermRange,
+}
+
+/// A time in milliseconds and the node it was reached by.
+#[derive(Debug, Clone, Copy)]
+pub struct Stamp {
+    pub ms: f64,
+    pub node: NodeId,
+}
+
+impl Stamp {
+    /// The later of two stamps; on equal times the first.
+    pub fn latest(self, other: Self) -> Self {
+        if other.ms > self.ms { other } else { self }
+    }
+}
+
+/// Channels of weight: the time outside queues, each queue reason, and TPOT.
+const CHANNELS: usize = 6;
+const SERVICE: usize = 0;
+const TPOT: usize = 5;
+
+fn channel(part: Part) -> usize {
+    match part {
+        Part::QueueIteration => 1,
+        Part::QueueBatchWait => 2,
+        Part::QueueBalance => 3,
+        Part::QueueCapacity => 4,
+        _ => SERVICE,
+    }
+}
+
+const QUEUES: [Part; 4] = [
+    Part::QueueIteration,
+    Part::QueueBatchWait,
+    Part::QueueBalance,
+    Part::QueueCapacity,
+];
+
+/// The node tree of one replay, with the weights that TTFT and TPOT put on it.
+#[derive(Debug)]
+pub struct Paths {
+    nodes: Vec<Node>,
+    terms: Vec<PathTerm>,
+    weights: Vec<[f64; CHANNELS]>,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Paths {
+    pub fn new() -> Self {
+        let root = Node {
+            parent: NodeId(0),
+            terms: TermRange::default(),
+            shared: TermRange::default(),
+        };
+        Self {
+            nodes: vec![root],
+            terms: Vec::new(),
+            weights: vec![[0.0; CHANNELS]],
+        }
+    }
+
+    /// Time zero.
+    pub fn origin(&self) -> Stamp {
+        Stamp {
+            ms: 0.0,
+            node: NodeId(0),
+        }
+    }
+
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Terms stored for use as a node's shared range.
+    pub fn share(&mut self, terms: &[PathTerm]) -> TermRange {
+        let first = self.terms.len() as u32;
+        self.terms.extend_from_slice(terms);
+        TermRange {
+            first,
+            end: self.terms.len() as u32,
+        }
+    }
+
+    /// A stamp at `ms`, reached from `parent` over `terms` and a shared range.
+    pub fn reach(
+        &mut self,
+        parent: NodeId,
+        ms: f64,
+        terms: &[PathTerm],
+        shared: Option<TermRange>,
+    ) -> Stamp {
+        if terms.is_empty() && shared.is_none() {
+            return Stamp { ms, node: parent };
+        }
+        let terms = self.share(terms);
+        self.nodes.push(Node {
+            parent,
+            terms,
+            shared: shared.unwrap_or_default(),
+        });
+        self.weights.push([0.0; CHANNELS]);
+        Stamp {
+            ms,
+            node: NodeId(self.nodes.len() as u32 - 1),
+        }
+    }
+
+    /// `from` later by one occurrence of each lookup given.
+    pub fn after(
+        &mut self,
+        from: Stamp,
+        pricer: &Pricer,
+        steps: &[(Part, Option<LookupId>)],
+    ) -> Stamp {
+        let mut stamp = from;
+        for (part, lookup) in steps {
+            if let Some(lookup) = lookup {
+                let term = PathTerm {
+                    part: *part,
+                    lookup: *lookup,
+                    times: 1.0,
+                };
+                stamp = self.reach(stamp.node, stamp.ms + pricer.ms(*lookup), &[term], None);
+            }
+        }
+        stamp
+    }
+
+    /// Adds `weight * (to - from)` to mean TTFT: in the parts of the path between, or, for time
+    /// in a queue, in the queue's part. Both paths are kept and subtracted.
+    pub fn weigh_ttft(&mut self, from: Stamp, to: Stamp, queue: Option<Part>, weight: f64) {
+        let channel = queue.map_or(SERVICE, channel);
+        self.weights[to.node.0 as usize][channel] += weight;
+        self.weights[from.node.0 as usize][channel] -= weight;
+    }
+
+    /// Adds `weight * (to - from)` to mean TPOT.
+    pub fn weigh_tpot(&mut self, from: Stamp, to: Stamp, weight: f64) {
+        self.weights[to.node.0 as usize][TPOT] += weight;
+        self.weights[from.node.0 as usize][TPOT] -= weight;
+    }
+
+    /// Terms from the root to `stamp`, latest first, as (part, lookup, times).
+    pub fn trail(&self, stamp: Stamp) -> Vec<PathTerm> {
+        let mut trail = Vec::new();
+        let mut at = stamp.node;
+        while at != NodeId(0) {
+            let node = self.nodes[at.0 as usize];
+            trail.extend_from_slice(self.slice(node.terms));
+            trail.extend_from_slice(self.slice(node.shared));
+            at = node.parent;
+        }
+        trail
+    }
+
+    fn slice(&self, range: TermRange) -> &[PathTerm] {
+        &self.terms[range.first as usize..range.end as usize]
+    }
+
+    /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
+    pub fn receipts(&self, pricer: &Pricer) -> (Receipt, Receipt) {
+        let lookups = pricer.lookup_count();
+        let mut ttft = vec![vec![0.0; lookups]; Part::ALL.len()];
+        let mut tpot = vec![vec![0.0; lookups]; Part::ALL.len()];
+        let mut weights = self.weights.clone();
+        for at in (1..self.nodes.len()).rev() {
+            let weight = weights[at];
+            if weight == [0.0; CHANNELS] {
+                continue;
+            }
+            let node = self.nodes[at];
+            for term in self.slice(node.terms).iter().chain(self.slice(node.shared)) {
+                let lookup = term.lookup.0 as usize;
+                ttft[term.part as usize][lookup] += weight[SERVICE] * term.times;
+                tpot[term.part as usize][lookup] += weight[TPOT] * term.times;
+                for queue in QUEUES {
+                    ttft[queue as usize][lookup] += weight[channel(queue)] * term.times;
+                }
+            }
+            for (slot, weight) in weights[node.parent.0 as usize].iter_mut().zip(weight) {
+                *slot += weight;
+            }
+        }
+        (Receipt::new(&ttft, pricer), Receipt::new(&tpot, pricer))
+    }
+}
+
+/// One line of a receipt: `coefficient * row` milliseconds in a part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReceiptLine {
+    pub part: Part,
+    pub row: RowId,
+    pub coefficient: f64,
+}
+
+/// A mean as a linear form over rows, grouped into parts.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Receipt {
+    /// Sorted by part, then row; no zero coefficients.
+    pub lines: Vec<ReceiptLine>,
+    /// Value of each part, in milliseconds, in the order of [`Part::ALL`].
+    pub parts_ms: Vec<f64>,
+}
+
+impl Receipt {
+    fn new(by_lookup: &[Vec<f64>], pricer: &Pricer) -> Self {
+        let rows = pricer.rows();
+        let mut lines = Vec::new();
+        let mut parts_ms = Vec::new();
+        let mut by_row = vec![0.0; rows.len()];
+        for part in Part::ALL {
+            by_row.fill(0.0);
+            for (index, times) in by_lookup[part as usize].iter().enumerate() {
+                if *times != 0.0 {
+                    for term in pricer.terms(LookupId(index as u32)) {
+                        by_row[term.row.0 as usize] += times * term.coefficient();
+                    }
+                }
+            }
+            let mut part_ms = 0.0;
+            for (id, coefficient) in rows.ids().zip(&by_row) {
+                if *coefficient != 0.0 {
+                    part_ms += coefficient * rows.ms(id);
+                    lines.push(ReceiptLine {
+                        part,
+                        row: id,
+                        coefficient: *coefficient,
+                    });
+                }
+            }
+            parts_ms.push(part_ms);
+        }
+        Self { lines, parts_ms }
+    }
+
+    pub fn part_ms(&self, part: Part) -> f64 {
+        self.parts_ms[part as usize]
+    }
+
+    /// Sum over the parts, in milliseconds.
+    pub fn total_ms(&self) -> f64 {
+        self.parts_ms.iter().sum()
+    }
+}

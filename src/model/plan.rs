@@ -1,0 +1,512 @@
+//! The ops of one forward step, in submission order, for the GQA family.
+//!
+//! Launch counts follow TensorRT-LLM's PyTorch modules (`modeling_gpt_oss.py`, `attention.py`, the
+//! fused MoE backends): they share the measured host time of a forward among its ops and carry it
+//! to another topology; no time is attached to a launch itself.
+
+use crate::perfdb::{AttentionKey, Collective, OpKey};
+
+use super::config::ModelConfig;
+use super::scenario::Scenario;
+
+/// Position of an op in [`Plan::ops`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpIndex(pub u16);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Module {
+    Embedding,
+    Attention,
+    Experts,
+    Mlp,
+    Reduce,
+    Logits,
+}
+
+/// When an op is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launch {
+    Always,
+    /// Only in steps with context requests.
+    WithContext,
+    /// Only in steps with generation requests.
+    WithGeneration,
+}
+
+/// What of a step feeds an op, per unit of which `Op::per_unit` counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Units {
+    /// Tokens of this rank.
+    Tokens,
+    /// Tokens of all attention ranks together.
+    AllTokens,
+    /// Sequences of this rank: one logits row each.
+    Sequences,
+    /// Prompt lengths of the context requests.
+    Prompts,
+    /// Generation batch and mean KV length.
+    Decode,
+}
+
+/// One op of the forward.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Op {
+    pub name: String,
+    pub module: Module,
+    pub key: OpKey,
+    pub launch: Launch,
+    pub units: Units,
+    /// Table quantity per unit: elements, bytes or rows.
+    pub per_unit: f64,
+    /// Kernels the host submits in eager execution; 0 where another op's kernel does the work.
+    pub launches: u32,
+}
+
+/// What one rank works on in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RankLoad {
+    /// Prompt length of each context request.
+    pub prompts: Vec<u32>,
+    /// Generation requests.
+    pub generation: u32,
+    /// Generation requests including graph padding.
+    pub padded: u32,
+    /// Sum of the KV lengths of the generation requests, padding included.
+    pub kv_sum: u64,
+}
+
+impl RankLoad {
+    /// Tokens the kernels work on, padding included.
+    pub fn tokens(&self) -> u32 {
+        self.prompts.iter().sum::<u32>() + self.padded
+    }
+
+    /// Sequences that sample a token, padding included.
+    pub fn sequences(&self) -> u32 {
+        self.prompts.len() as u32 + self.padded
+    }
+}
+
+/// The forward step of one scenario: its distinct ops and their order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    pub prologue: Vec<OpIndex>,
+    /// Ops of each kind of layer.
+    pub layer_kinds: Vec<Vec<OpIndex>>,
+    /// Kind of each layer, in order.
+    pub layers: Vec<u16>,
+    pub epilogue: Vec<OpIndex>,
+}
+
+const BF16_BYTES: u32 = 2;
+const FP32_BYTES: u32 = 4;
+
+impl Plan {
+    /// Builds the forward of `config` as `scenario` serves it.
+    pub fn new(config: &ModelConfig, scenario: &Scenario) -> Self {
+        let mut builder = Builder {
+            config,
+            scenario,
+            ops: Vec::new(),
+        };
+        let prologue = builder.prologue();
+        let mut kinds: Vec<u32> = config.windows.clone();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let layer_kinds = kinds.iter().map(|window| builder.layer(*window)).collect();
+        let layers = config
+            .windows
+            .iter()
+            .map(|window| kinds.partition_point(|kind| kind < window) as u16)
+            .collect();
+        let epilogue = builder.epilogue();
+        Self {
+            ops: builder.ops,
+            prologue,
+            layer_kinds,
+            layers,
+            epilogue,
+        }
+    }
+
+    pub fn op(&self, index: OpIndex) -> &Op {
+        &self.ops[usize::from(index.0)]
+    }
+
+    /// All ops of one forward in submission order.
+    pub fn sequence(&self) -> impl Iterator<Item = OpIndex> + '_ {
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|kind| &self.layer_kinds[usize::from(*kind)]);
+        self.prologue
+            .iter()
+            .chain(layers)
+            .chain(&self.epilogue)
+            .copied()
+    }
+
+    /// Whether a step with this load launches the op.
+    pub fn runs(&self, index: OpIndex, load: &RankLoad) -> bool {
+        match self.op(index).launch {
+            Launch::Always => true,
+            Launch::WithContext => !load.prompts.is_empty(),
+            Launch::WithGeneration => load.padded > 0,
+        }
+    }
+
+    /// Kernels the host submits in one eager forward with this load.
+    pub fn launches(&self, load: &RankLoad) -> u32 {
+        self.sequence()
+            .filter(|index| self.runs(*index, load))
+            .map(|index| self.op(index).launches)
+            .sum()
+    }
+}
+
+struct Builder<'a> {
+    config: &'a ModelConfig,
+    scenario: &'a Scenario,
+    ops: Vec<Op>,
+}
+
+impl Builder<'_> {
+    fn add(&mut self, op: Op) -> OpIndex {
+        if let Some(known) = self.ops.iter().position(|known| *known == op) {
+            return OpIndex(known as u16);
+        }
+        self.ops.push(op);
+        OpIndex(self.ops.len() as u16 - 1)
+    }
+
+    fn gemm(&mut self, name: &str, module: Module, units: Units, n: u32, k: u32) -> OpIndex {
+        let dtype = self.scenario.precision.gemm.clone();
+        self.add(Op {
+            name: name.to_owned(),
+            module,
+            key: OpKey::Gemm { n, k, dtype },
+            launch: Launch::Always,
+            units,
+            per_unit: 1.0,
+            launches: 1,
+        })
+    }
+
+    /// A memory-bound op that moves `bytes` per unit.
+    fn moved(
+        &mut self,
+        name: &str,
+        module: Module,
+        units: Units,
+        bytes: u32,
+        launches: u32,
+    ) -> OpIndex {
+        self.add(Op {
+            name: name.to_owned(),
+            module,
+            key: OpKey::Memory,
+            launch: Launch::Always,
+            units,
+            per_unit: f64::from(bytes),
+            launches,
+        })
+    }
+
+    fn collective(
+        &mut self,
+        name: &str,
+        module: Module,
+        key: OpKey,
+        units: Units,
+        elements: f64,
+    ) -> OpIndex {
+        self.add(Op {
+            name: name.to_owned(),
+            module,
+            key,
+            launch: Launch::Always,
+            units,
+            per_unit: elements,
+            launches: 1,
+        })
+    }
+
+    /// Embedding (columns split over tensor-parallel ranks, then gathered) and the first norm.
+    fn prologue(&mut self) -> Vec<OpIndex> {
+        let hidden = self.config.hidden;
+        let tp = self.scenario.topology.tp;
+        let mut ops = vec![self.moved(
+            "embedding",
+            Module::Embedding,
+            Units::Tokens,
+            2 * BF16_BYTES * hidden / tp,
+            1,
+        )];
+        if tp > 1 {
+            ops.push(self.collective(
+                "embedding all-gather",
+                Module::Embedding,
+                OpKey::Nccl {
+                    collective: Collective::AllGather,
+                    dtype: "half",
+                    gpus: tp,
+                },
+                Units::Tokens,
+                f64::from(hidden),
+            ));
+        }
+        ops.push(self.moved(
+            "input norm",
+            Module::Embedding,
+            Units::Tokens,
+            2 * BF16_BYTES * hidden,
+            1,
+        ));
+        ops
+    }
+
+    fn layer(&mut self, window: u32) -> Vec<OpIndex> {
+        let config = self.config;
+        let tp = self.scenario.topology.tp;
+        let heads = config.heads / tp;
+        // Ranks beyond the KV heads hold a copy each.
+        let kv_heads = (config.kv_heads / tp).max(1);
+        let mut ops = vec![self.gemm(
+            "qkv_proj",
+            Module::Attention,
+            Units::Tokens,
+            (heads + 2 * kv_heads) * config.head_dim,
+            config.hidden,
+        )];
+        let key = AttentionKey {
+            heads,
+            kv_heads,
+            head_dim: config.head_dim,
+            window,
+            attn_dtype: self.scenario.precision.attention.clone(),
+            kv_dtype: self.scenario.precision.kv_cache.clone(),
+        };
+        let span = if window == 0 { "full" } else { "window" };
+        // The attention rows time the whole op: rotary embedding and KV write, then attention.
+        ops.push(self.add(Op {
+            name: format!("context attention ({span})"),
+            module: Module::Attention,
+            key: OpKey::ContextAttention(key.clone()),
+            launch: Launch::WithContext,
+            units: Units::Prompts,
+            per_unit: 1.0,
+            launches: 2,
+        }));
+        ops.push(self.add(Op {
+            name: format!("generation attention ({span})"),
+            module: Module::Attention,
+            key: OpKey::GenerationAttention(AttentionKey {
+                // The decode tables hold one query precision.
+                attn_dtype: "bfloat16".to_owned(),
+                ..key
+            }),
+            launch: Launch::WithGeneration,
+            units: Units::Decode,
+            per_unit: 1.0,
+            launches: 2,
+        }));
+        ops.push(self.gemm(
+            "o_proj",
+            Module::Attention,
+            Units::Tokens,
+            config.hidden,
+            heads * config.head_dim,
+        ));
+        ops.extend(self.reduce_and_norm("attention", tp));
+        ops.extend(self.mlp());
+        ops
+    }
+
+    /// Residual add and norm, fused behind the all-reduce where ranks must sum.
+    fn reduce_and_norm(&mut self, what: &str, gpus: u32) -> Vec<OpIndex> {
+        let hidden = self.config.hidden;
+        // Reads the sum and the residual, writes the residual and the normed hidden state.
+        let bytes = 4 * BF16_BYTES * hidden;
+        if gpus == 1 {
+            return vec![self.moved(
+                &format!("{what} residual+norm"),
+                Module::Reduce,
+                Units::Tokens,
+                bytes,
+                1,
+            )];
+        }
+        let fused = self.scenario.kernels.allreduce_fusion;
+        vec![
+            self.collective(
+                &format!("{what} all-reduce"),
+                Module::Reduce,
+                OpKey::AllReduce { gpus },
+                Units::Tokens,
+                f64::from(hidden),
+            ),
+            self.moved(
+                &format!("{what} residual+norm"),
+                Module::Reduce,
+                Units::Tokens,
+                bytes,
+                u32::from(!fused),
+            ),
+        ]
+    }
+
+    fn mlp(&mut self) -> Vec<OpIndex> {
+        let config = self.config;
+        let topology = self.scenario.topology;
+        let Some(experts) = config.experts else {
+            let ffn = config.ffn / topology.tp;
+            let mut ops = vec![
+                self.gemm(
+                    "gate_up_proj",
+                    Module::Mlp,
+                    Units::Tokens,
+                    2 * ffn,
+                    config.hidden,
+                ),
+                self.moved(
+                    "activation",
+                    Module::Mlp,
+                    Units::Tokens,
+                    3 * BF16_BYTES * ffn,
+                    1,
+                ),
+                self.gemm("down_proj", Module::Mlp, Units::Tokens, config.hidden, ffn),
+            ];
+            ops.extend(self.reduce_and_norm("mlp", topology.tp));
+            return ops;
+        };
+        let mut ops = vec![self.gemm(
+            "router",
+            Module::Experts,
+            Units::Tokens,
+            experts.count,
+            config.hidden,
+        )];
+        let moe = Op {
+            name: "experts".to_owned(),
+            module: Module::Experts,
+            key: OpKey::Moe {
+                kernel: self.scenario.kernels.moe,
+                dtype: self.scenario.precision.moe.clone(),
+                hidden: config.hidden,
+                inter: config.ffn,
+                topk: experts.topk,
+                experts: experts.count,
+                moe_tp: topology.moe_tp,
+                moe_ep: topology.moe_ep,
+                // Random-token prompts route evenly: the traced expert sums say so.
+                distribution: "balanced",
+            },
+            launch: Launch::Always,
+            units: Units::AllTokens,
+            per_unit: 1.0,
+            // Quantise, route, two grouped GEMMs with the activation between, finalise.
+            launches: 6,
+        };
+        if topology.dp > 1 {
+            // Each token goes to every rank that holds one of its experts, and comes back.
+            let copies = expected_ranks(experts.count, experts.topk, topology.moe_ep);
+            let exchange = |dtype| OpKey::Nccl {
+                collective: Collective::AllToAll,
+                dtype,
+                gpus: topology.dp,
+            };
+            let elements = copies * f64::from(config.hidden);
+            ops.push(self.collective(
+                "dispatch all-to-all",
+                Module::Experts,
+                exchange("int8"),
+                Units::Tokens,
+                elements,
+            ));
+            ops.push(self.add(moe));
+            ops.push(self.collective(
+                "combine all-to-all",
+                Module::Experts,
+                exchange("half"),
+                Units::Tokens,
+                elements,
+            ));
+            ops.extend(self.reduce_and_norm("experts", 1));
+        } else {
+            ops.push(self.add(moe));
+            ops.extend(self.reduce_and_norm("experts", topology.tp));
+        }
+        ops
+    }
+
+    /// Logits on the last token of each sequence, and greedy sampling.
+    fn epilogue(&mut self) -> Vec<OpIndex> {
+        let config = self.config;
+        let tp = self.scenario.topology.tp;
+        let mut ops = vec![
+            self.moved(
+                "last-token gather",
+                Module::Logits,
+                Units::Sequences,
+                2 * BF16_BYTES * config.hidden,
+                1,
+            ),
+            self.gemm(
+                "lm_head",
+                Module::Logits,
+                Units::Sequences,
+                config.vocab / tp,
+                config.hidden,
+            ),
+        ];
+        if tp > 1 {
+            ops.push(self.collective(
+                "logits all-gather",
+                Module::Logits,
+                OpKey::Nccl {
+                    collective: Collective::AllGather,
+                    dtype: "half",
+                    gpus: tp,
+                },
+                Units::Sequences,
+                f64::from(config.vocab),
+            ));
+        }
+        // Widened to fp32, then the largest one is picked.
+        ops.push(self.moved(
+            "sampling",
+            Module::Logits,
+            Units::Sequences,
+            (BF16_BYTES + 2 * FP32_BYTES) * config.vocab,
+            2,
+        ));
+        ops
+    }
+}
+
+/// Expected number of expert-parallel ranks among a token's `topk` experts under even routing:
+/// each rank is missed with the probability that all experts come from the others.
+fn expected_ranks(experts: u32, topk: u32, ranks: u32) -> f64 {
+    let elsewhere = experts - experts / ranks;
+    let missed: f64 = (0..topk)
+        .map(|drawn| f64::from(elsewhere.saturating_sub(drawn)) / f64::from(experts - drawn))
+        .product();
+    f64::from(ranks) * (1.0 - missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expected_ranks;
+
+    #[test]
+    fn every_rank_is_reached_when_experts_outnumber_the_others() {
+        // 2 experts, both drawn, one on each rank.
+        assert_eq!(expected_ranks(2, 2, 2), 2.0);
+        // 4 experts on 4 ranks, one drawn: one rank.
+        assert_eq!(expected_ranks(4, 1, 4), 1.0);
+        // 4 experts on 2 ranks, two drawn: 1 - (2/4 * 1/3) = 5/6 of each rank.
+        assert!((expected_ranks(4, 2, 2) - 5.0 / 3.0).abs() < 1e-15);
+    }
+}

@@ -1,0 +1,299 @@
+//! Opened data: op tables loaded once and lazily, host rows, system figures.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Deserialize;
+
+use crate::timing::{InputError, OpTable, Origin, Rows};
+
+use super::grid::{Grid, Site};
+use super::host::HostRows;
+use super::kernel::{Candidate, OpKey, Refusal, Want};
+
+/// The data directory: `systems/` (op tables in the aiconfigurator layout), `host/` (host and
+/// boundary rows) and `models/`. Tables are read on first use and shared by every prediction.
+#[derive(Debug)]
+pub struct Database {
+    systems_dir: PathBuf,
+    host: HostRows,
+    tables: Mutex<HashMap<PathBuf, Arc<OpTable>>>,
+}
+
+/// `<system>.yaml`: the published figures this crate uses.
+#[derive(Debug, Deserialize)]
+struct SystemFile {
+    gpu: GpuFigures,
+}
+
+#[derive(Debug, Deserialize)]
+struct GpuFigures {
+    /// Memory bandwidth, bytes per second.
+    mem_bw: f64,
+}
+
+impl Database {
+    /// Opens `data`, with the op tables of `systems_dir` where one is given.
+    pub fn open(data: &Path, systems_dir: Option<&Path>) -> Result<Self, InputError> {
+        let systems_dir = systems_dir.map_or_else(|| data.join("systems"), Path::to_path_buf);
+        if !systems_dir.is_dir() {
+            return Err(InputError::new(
+                &systems_dir,
+                "no such folder of op tables",
+                "give the folder that holds `<system>.yaml` and `data/` with --systems-dir",
+            ));
+        }
+        Ok(Self {
+            systems_dir,
+            host: HostRows::load(&data.join("host"))?,
+            tables: Mutex::new(HashMap::new()),
+        })
+    }
+
+    pub fn host(&self) -> &HostRows {
+        &self.host
+    }
+
+    /// Memory bandwidth of a system in bytes per millisecond.
+    pub(super) fn memory_bytes_per_ms(&self, system: &str) -> Result<f64, InputError> {
+        let file = self.systems_dir.join(format!("{system}.yaml"));
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            InputError::new(
+                &file,
+                format!("cannot read the system's figures: {error}"),
+                "name a system that the op tables hold",
+            )
+        })?;
+        let figures: SystemFile = serde_yaml::from_str(&text).map_err(|error| {
+            let at = error.location();
+            let fault = InputError::new(&file, error.to_string(), "");
+            at.map_or(fault.clone(), |at| fault.at(at.line(), at.column()))
+        })?;
+        let bandwidth = figures.gpu.mem_bw;
+        if !(bandwidth.is_finite() && bandwidth > 0.0) {
+            return Err(InputError::new(
+                &file,
+                format!("memory bandwidth is {bandwidth}"),
+                "give bytes per second, greater than zero",
+            )
+            .field("gpu.mem_bw"));
+        }
+        Ok(bandwidth / 1e3)
+    }
+
+    fn table(&self, file: &Path) -> Result<Arc<OpTable>, InputError> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = tables.get(file) {
+            return Ok(Arc::clone(table));
+        }
+        let mut table = OpTable::read(file)?;
+        table.label = label_of(&self.systems_dir, file);
+        let table = Arc::new(table);
+        tables.insert(file.to_path_buf(), Arc::clone(&table));
+        Ok(table)
+    }
+
+    fn file_of(&self, system: &str, candidate: &Candidate) -> PathBuf {
+        self.systems_dir
+            .join("data")
+            .join(system)
+            .join(candidate.family)
+            .join(candidate.backend)
+            .join(candidate.version)
+            .join(format!("{}.parquet", candidate.table))
+    }
+
+    /// The grid that answers `key` on `system` for a case served by `framework` at `version`,
+    /// with what its use must flag; its rows are added to `rows`.
+    pub(super) fn grid(
+        &self,
+        system: &str,
+        framework: &str,
+        version: &str,
+        key: &OpKey,
+        rows: &mut Rows,
+    ) -> Result<Result<(Grid, Vec<String>), Refusal>, InputError> {
+        let mut absent = Vec::new();
+        for candidate in key.candidates() {
+            let file = self.file_of(system, &candidate);
+            if !file.is_file() {
+                absent.push(file);
+                continue;
+            }
+            let table = self.table(&file)?;
+            let sites = select(&table, key, &candidate)?;
+            if sites.is_empty() {
+                continue;
+            }
+            let flags = transfer_flags(key, &candidate, framework, version, &sites);
+            let grid = Grid::build(key.clone(), sites, |ms, index, duplicates| {
+                rows.push(
+                    ms,
+                    Origin::Op {
+                        table: Arc::clone(&table),
+                        index,
+                        duplicates,
+                    },
+                )
+            });
+            return Ok(Ok((grid, flags)));
+        }
+        let mut missing = format!("{key} on {system}");
+        if let Some(file) = absent.first() {
+            missing = format!("{missing} (no table {})", label_of(&self.systems_dir, file));
+        }
+        Ok(Err(Refusal { missing }))
+    }
+}
+
+fn label_of(systems_dir: &Path, file: &Path) -> String {
+    let inner = file.strip_prefix(systems_dir.join("data")).unwrap_or(file);
+    inner
+        .with_extension("")
+        .to_string_lossy()
+        .replace('\\', "/")
+}
+
+/// Flags of a grid that another framework, version, kernel or shape stands in for.
+fn transfer_flags(
+    key: &OpKey,
+    candidate: &Candidate,
+    framework: &str,
+    version: &str,
+    sites: &[Site],
+) -> Vec<String> {
+    let mut flags = Vec::new();
+    if candidate.other_kernel {
+        flags.push(format!(
+            "ANOTHER KERNEL {}",
+            candidate.kernel_sources.join("+")
+        ));
+    }
+    if candidate.backend == "nccl" {
+        flags.push(format!("transferred: nccl {}", candidate.version));
+    } else if candidate.backend != framework {
+        flags.push(format!(
+            "transferred: framework {} {} kernel {}",
+            candidate.backend,
+            candidate.version,
+            candidate.kernel_sources.join("+")
+        ));
+    } else if candidate.version != version {
+        flags.push(format!("transferred: version {}", candidate.version));
+    }
+    if let OpKey::Gemm { n, k, .. } = key {
+        let (n, k) = (f64::from(*n), f64::from(*k));
+        if !sites.iter().any(|site| site.at[0] == n && site.at[1] == k) {
+            flags.push("transferred: shape".to_owned());
+        }
+    }
+    flags
+}
+
+/// The rows of `table` that answer `key`, at their grid coordinates.
+fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Site>, InputError> {
+    let mut kept: Vec<u32> = keep(
+        table,
+        (0..table.rows as u32).collect(),
+        "kernel_source",
+        |value| candidate.kernel_sources.contains(&value),
+    )?;
+    let mut brackets = Vec::new();
+    for (column, want) in key.filter() {
+        match want {
+            Want::Text(wanted) => kept = keep(table, kept, column, |value| value == wanted)?,
+            Want::Int(wanted) => {
+                let values = table.int(column)?;
+                kept.retain(|&row| values[row as usize] == wanted);
+            }
+            Want::Bracket(wanted) => brackets.push((column, wanted)),
+        }
+    }
+    for (column, wanted) in brackets {
+        let values = table.int(column)?;
+        let at = |row: &u32| values[*row as usize];
+        if kept.iter().any(|row| at(row) == wanted) {
+            kept.retain(|row| at(row) == wanted);
+        } else {
+            let below = kept.iter().map(at).filter(|v| *v < wanted).max();
+            let above = kept.iter().map(at).filter(|v| *v > wanted).min();
+            kept.retain(|row| Some(at(row)) == below || Some(at(row)) == above);
+        }
+    }
+    let latency = table.float("latency")?;
+    let mut coordinates = Vec::new();
+    for axis in key.axes() {
+        coordinates.push(match *axis {
+            "kv" => Axis::Sum(table.int("isl")?, table.int("step")?),
+            name => Axis::Column(table.int(name)?),
+        });
+    }
+    Ok(kept
+        .into_iter()
+        .map(|row| {
+            let mut at = [0.0; 3];
+            for (slot, axis) in at.iter_mut().zip(&coordinates) {
+                *slot = axis.at(row as usize);
+            }
+            Site {
+                at,
+                ms: latency[row as usize],
+                index: row,
+            }
+        })
+        .collect())
+}
+
+/// A grid axis: a column, or the sum of two (decode KV length = isl + step).
+enum Axis<'a> {
+    Column(&'a [i64]),
+    Sum(&'a [i64], &'a [i64]),
+}
+
+impl Axis<'_> {
+    fn at(&self, row: usize) -> f64 {
+        match self {
+            Self::Column(values) => values[row] as f64,
+            Self::Sum(a, b) => (a[row] + b[row]) as f64,
+        }
+    }
+}
+
+/// Rows of `from` whose text column satisfies `wanted`. Interned values are compared once each.
+fn keep(
+    table: &OpTable,
+    mut from: Vec<u32>,
+    column: &str,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<u32>, InputError> {
+    let values = table.text(column)?;
+    let mut last: Option<(*const u8, bool)> = None;
+    from.retain(|&row| {
+        let value = &values[row as usize];
+        let seen = value.as_ptr();
+        match last {
+            Some((pointer, answer)) if pointer == seen => answer,
+            _ => {
+                let answer = wanted(value);
+                last = Some((seen, answer));
+                answer
+            }
+        }
+    });
+    Ok(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_leave_out_the_folder() {
+        let label = label_of(
+            Path::new("/x/systems"),
+            Path::new("/x/systems/data/b200_sxm/moe/sglang/0.5.14/moe_perf.parquet"),
+        );
+        assert_eq!(label, "b200_sxm/moe/sglang/0.5.14/moe_perf");
+    }
+}

@@ -1,0 +1,205 @@
+//! A grid of rows over the axes of one op, and the one blending rule.
+//!
+//! Axes are nested, outermost first. On each axis an exact hit is taken verbatim; between two
+//! lines the answer is their linear blend; above the last line it is that line, scaled by the
+//! ratio of work; below the first line it is held. So every answer is a sum of rows with
+//! non-negative weights that sum to one, each row first scaled by a ratio of work.
+
+use crate::timing::{Duplicates, RowId};
+
+use super::kernel::OpKey;
+
+/// One row's share in a lookup: `weight * work_ratio * row`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Term {
+    pub row: RowId,
+    pub weight: f64,
+    pub work_ratio: f64,
+}
+
+impl Term {
+    /// Coefficient of the row in the lookup.
+    pub fn coefficient(self) -> f64 {
+        self.weight * self.work_ratio
+    }
+}
+
+/// How a lookup is anchored in the table; flags add up over blended terms and lookups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Anchor(u8);
+
+impl Anchor {
+    pub const BLENDED: Self = Self(1);
+    pub const EXTENDED: Self = Self(2);
+    pub const HELD: Self = Self(4);
+    pub const HIT: Self = Self(8);
+
+    pub fn add(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Names of the flags set, in a stable order.
+    pub fn names(self) -> Vec<&'static str> {
+        [
+            (Self::HIT, "hit"),
+            (Self::BLENDED, "blended"),
+            (Self::EXTENDED, "extended"),
+            (Self::HELD, "held"),
+        ]
+        .into_iter()
+        .filter(|(flag, _)| self.has(*flag))
+        .map(|(_, name)| name)
+        .collect()
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Level {
+    Row(RowId),
+    Axis(Vec<(f64, Level)>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Grid {
+    pub key: OpKey,
+    pub root: Level,
+}
+
+/// A table row on its way into a grid.
+#[derive(Debug, Clone)]
+pub(super) struct Site {
+    pub at: [f64; 3],
+    pub ms: f64,
+    pub index: u32,
+}
+
+impl Grid {
+    /// Nests sites by their first `axes` coordinates. Sites with equal coordinates become one
+    /// row: their mean, with count, min and max.
+    pub fn build(
+        key: OpKey,
+        mut sites: Vec<Site>,
+        mut store: impl FnMut(f64, u32, Option<Duplicates>) -> RowId,
+    ) -> Self {
+        let axes = key.axes().len();
+        sites.sort_by(|a, b| {
+            a.at.partial_cmp(&b.at)
+                .unwrap_or(std::cmp::Ordering::Equal)
+                .then(a.index.cmp(&b.index))
+        });
+        let root = nest(&sites, 0, axes, &mut store);
+        Self { key, root }
+    }
+
+    /// Adds the terms of the answer at `query` (one value per axis), each with `share` of the
+    /// weight, and says how it is anchored.
+    pub fn price(&self, query: &[f64], share: f64, terms: &mut Vec<Term>) -> Anchor {
+        let mut at = [0.0; 3];
+        at[..query.len()].copy_from_slice(query);
+        let mut walk = Walk {
+            key: &self.key,
+            query: at,
+            terms,
+            anchor: Anchor::default(),
+        };
+        walk.level(&self.root, &mut at, 0, query.len(), share, None);
+        if walk.anchor == Anchor::default() {
+            walk.anchor = Anchor::HIT;
+        }
+        walk.anchor
+    }
+}
+
+fn nest(
+    sites: &[Site],
+    axis: usize,
+    axes: usize,
+    store: &mut impl FnMut(f64, u32, Option<Duplicates>) -> RowId,
+) -> Level {
+    if axis == axes {
+        let count = sites.len() as u32;
+        let (mut sum, mut min, mut max) = (0.0, f64::INFINITY, 0.0_f64);
+        for site in sites {
+            sum += site.ms;
+            min = min.min(site.ms);
+            max = max.max(site.ms);
+        }
+        let duplicates = (count > 1).then_some(Duplicates {
+            count,
+            min_ms: min,
+            max_ms: max,
+        });
+        return Level::Row(store(sum / f64::from(count), sites[0].index, duplicates));
+    }
+    let lines = sites
+        .chunk_by(|a, b| a.at[axis] == b.at[axis])
+        .map(|line| (line[0].at[axis], nest(line, axis + 1, axes, store)))
+        .collect();
+    Level::Axis(lines)
+}
+
+struct Walk<'a> {
+    key: &'a OpKey,
+    query: [f64; 3],
+    terms: &'a mut Vec<Term>,
+    anchor: Anchor,
+}
+
+impl Walk<'_> {
+    fn level(
+        &mut self,
+        level: &Level,
+        at: &mut [f64; 3],
+        axis: usize,
+        axes: usize,
+        weight: f64,
+        ratio: Option<f64>,
+    ) {
+        let lines = match level {
+            Level::Row(row) => {
+                let served = self.key.row_ratio(&self.query[..axes], &at[..axes]);
+                self.terms.push(Term {
+                    row: *row,
+                    weight,
+                    work_ratio: ratio.unwrap_or(1.0) * served.unwrap_or(1.0),
+                });
+                return;
+            }
+            Level::Axis(lines) => lines,
+        };
+        let wanted = at[axis];
+        let above = lines.partition_point(|(line, _)| *line < wanted);
+        if above == lines.len() {
+            // Beyond the last line: that line, scaled by work.
+            let (line, next) = &lines[above - 1];
+            let wanted_work = self.key.work(&at[..axes]);
+            at[axis] = *line;
+            let line_work = self.key.work(&at[..axes]);
+            let ratio = ratio.unwrap_or(1.0) * (wanted_work / line_work);
+            self.anchor.add(Anchor::EXTENDED);
+            self.level(next, at, axis + 1, axes, weight, Some(ratio));
+        } else if lines[above].0 == wanted || above == 0 {
+            // On a line; or below the first one, where a floor of latency holds it.
+            let (line, next) = &lines[above];
+            if *line != wanted {
+                self.anchor.add(Anchor::HELD);
+            }
+            at[axis] = *line;
+            self.level(next, at, axis + 1, axes, weight, ratio);
+        } else {
+            let (low, below) = &lines[above - 1];
+            let (high, over) = &lines[above];
+            let share = (wanted - low) / (high - low);
+            self.anchor.add(Anchor::BLENDED);
+            at[axis] = *low;
+            self.level(below, at, axis + 1, axes, weight * (1.0 - share), ratio);
+            at[axis] = *high;
+            self.level(over, at, axis + 1, axes, weight * share, ratio);
+        }
+        at[axis] = wanted;
+    }
+}

@@ -1,0 +1,283 @@
+//! Host and boundary rows: read from `data/host`, looked up by exact scope, derived only on request.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::timing::{
+    Boundary, Execution, HostClass, InputError, Policy, Provenance, Row, Scope, SourceCell,
+    Topology,
+};
+
+/// Every host and boundary row of a data folder.
+#[derive(Debug, Default)]
+pub struct HostRows {
+    rows: Vec<Arc<Row>>,
+}
+
+/// A `data/host/*.yaml` file: one scope and its rows.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostFile {
+    scope: Scope,
+    rows: Vec<Row>,
+}
+
+/// What a step or request asks of the host rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostKey<'a> {
+    pub boundary: Boundary,
+    /// Execution of the step; `None` for boundaries of the request (ingress, egress, client).
+    pub execution: Option<Execution>,
+    pub runtime: &'a str,
+    pub version: &'a str,
+    pub system: &'a str,
+    pub model: &'a str,
+    pub topology: Topology,
+    /// Host CPU of the case, where it records one.
+    pub cpu: Option<&'a str>,
+    /// Prompt length, for boundaries whose cost was measured at one.
+    pub isl: u32,
+}
+
+/// The answer to a [`HostKey`]: rows per rank and how well they fit.
+#[derive(Debug, Clone)]
+pub struct HostTime {
+    /// One entry per rank that has rows of its own, or a single entry for all ranks. Each entry
+    /// is averaged with equal weights.
+    pub per_rank: Vec<Vec<Arc<Row>>>,
+    pub class: HostClass,
+    /// For derived answers: how and from what.
+    pub rule: Option<String>,
+}
+
+impl HostRows {
+    /// Reads every `*.yaml` of `folder`; a missing folder holds no rows.
+    pub fn load(folder: &Path) -> Result<Self, InputError> {
+        let mut files: Vec<_> = match std::fs::read_dir(folder) {
+            Ok(entries) => entries
+                .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+                .filter(|path| path.extension().is_some_and(|end| end == "yaml"))
+                .collect(),
+            Err(_) => Vec::new(),
+        };
+        files.sort();
+        let mut rows = Vec::new();
+        let mut seen = BTreeSet::new();
+        for file in files {
+            for row in read_file(&file)? {
+                if !seen.insert(row.id.clone()) {
+                    return Err(InputError::new(
+                        &file,
+                        format!("row `{}` stands twice", row.id),
+                        "give each host row an id of its own",
+                    ));
+                }
+                rows.push(row);
+            }
+        }
+        Ok(Self { rows })
+    }
+
+    pub fn all(&self) -> &[Arc<Row>] {
+        &self.rows
+    }
+
+    /// Looks up a boundary. Exact scope first; under [`Policy::Estimate`] rows of another scope
+    /// are derived and say so. `None`: missing.
+    pub fn find(&self, key: &HostKey<'_>, policy: Policy) -> Option<HostTime> {
+        let usable: Vec<&Arc<Row>> = self
+            .rows
+            .iter()
+            .filter(|row| row.boundary == key.boundary)
+            .filter(|row| !row.samples.observer.is_diagnostic())
+            .filter(|row| match key.execution {
+                Some(step) => row.execution.serves_host(step),
+                None => true,
+            })
+            .filter(|row| {
+                policy == Policy::Estimate || matches!(row.provenance, Provenance::Measured { .. })
+            })
+            .collect();
+        let first = usable.first()?;
+        let scope = first.scope.as_ref()?;
+        let differs = differences(scope, key, first);
+        let same_scope: Vec<Arc<Row>> = usable
+            .iter()
+            .filter(|row| row.scope.as_ref() == Some(scope))
+            .map(|row| Arc::clone(row))
+            .collect();
+        let derived_row = matches!(first.provenance, Provenance::Derived { .. });
+        if differs.is_empty() && !derived_row {
+            return Some(HostTime {
+                per_rank: by_rank(same_scope),
+                class: if key.cpu.is_some() {
+                    HostClass::Measured
+                } else {
+                    HostClass::MeasuredHostUnrecorded
+                },
+                rule: None,
+            });
+        }
+        if policy == Policy::Strict {
+            return None;
+        }
+        let mut rule = match &first.provenance {
+            Provenance::Derived { rule, .. } => format!("{rule} ({})", first.id),
+            _ => same_scope
+                .iter()
+                .map(|row| row.id.as_str())
+                .collect::<Vec<_>>()
+                .join(" + "),
+        };
+        let per_rank = if differs.is_empty() {
+            by_rank(same_scope)
+        } else {
+            rule = format!("{rule} carried over from another {}", differs.join(", "));
+            // Ranks of another topology have no counterpart: their mean stands for each rank.
+            vec![same_scope]
+        };
+        Some(HostTime {
+            per_rank,
+            class: HostClass::Derived,
+            rule: Some(rule),
+        })
+    }
+}
+
+/// What of the row's scope is not the case's.
+fn differences(scope: &Scope, key: &HostKey<'_>, row: &Row) -> Vec<String> {
+    let mut differs = Vec::new();
+    let mut note = |name: &str, row: &str, case: &str| {
+        if row != case {
+            differs.push(format!("{name} ({row})"));
+        }
+    };
+    note("model", &scope.model, key.model);
+    note("runtime", &scope.runtime, key.runtime);
+    note("version", &scope.version, key.version);
+    note("system", &scope.system, key.system);
+    note(
+        "topology",
+        &scope.topology.to_string(),
+        &key.topology.to_string(),
+    );
+    if let Some(cpu) = key.cpu {
+        note("host CPU", &scope.cpu, cpu);
+    }
+    if let Some(isl) = row.shape.get("isl") {
+        note(
+            "prompt length",
+            &isl.to_string(),
+            &u64::from(key.isl).to_string(),
+        );
+    }
+    differs
+}
+
+fn by_rank(rows: Vec<Arc<Row>>) -> Vec<Vec<Arc<Row>>> {
+    let mut ranks: Vec<Option<u32>> = rows.iter().map(|row| row.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+        .into_iter()
+        .map(|rank| {
+            rows.iter()
+                .filter(|row| row.rank == rank)
+                .map(Arc::clone)
+                .collect()
+        })
+        .collect()
+}
+
+fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| InputError::new(file, format!("cannot read host rows: {error}"), ""))?;
+    let parsed: HostFile = serde_yaml::from_str(&text).map_err(|error| {
+        let fault = InputError::new(
+            file,
+            error.to_string(),
+            "see the host rows in data/host for the fields a row needs; evaluation data is no \
+             timing row",
+        );
+        match error.location() {
+            Some(at) => fault.at(at.line(), at.column()),
+            None => fault,
+        }
+    })?;
+    let scope = Arc::new(parsed.scope);
+    parsed
+        .rows
+        .into_iter()
+        .map(|mut row| {
+            check(&row, file)?;
+            row.scope = Some(Arc::clone(&scope));
+            Ok(Arc::new(row))
+        })
+        .collect()
+}
+
+fn check(row: &Row, file: &Path) -> Result<(), InputError> {
+    let ms = row.samples.mean_ms;
+    if !(ms.is_finite() && ms > 0.0) {
+        return Err(InputError::new(
+            file,
+            format!("row `{}` has a mean of {ms} ms", row.id),
+            "give a finite time greater than zero",
+        )
+        .field("samples.mean_ms"));
+    }
+    if row.samples.observer.is_diagnostic() {
+        return Err(InputError::new(
+            file,
+            format!(
+                "row `{}` was observed by {}, which inflates what it times",
+                row.id, row.samples.observer
+            ),
+            "keep diagnostic figures out of the composed rows",
+        )
+        .field("samples.observer"));
+    }
+    if row.boundary.is_host() && row.execution == Execution::Unknown {
+        return Err(InputError::new(
+            file,
+            format!("row `{}` is a host time of unknown execution mode", row.id),
+            "say in which mode it was measured: eager, full_graph or piecewise",
+        )
+        .field("execution"));
+    }
+    Ok(())
+}
+
+/// Reads the cells of a source CSV (`table,row,column,value,...`) that rows and check values name.
+pub fn read_source_cells(file: &Path) -> Result<Vec<(SourceCell, f64)>, InputError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| InputError::new(file, format!("cannot read source cells: {error}"), ""))?;
+    let mut cells = Vec::new();
+    for (number, line) in text.lines().enumerate().skip(1) {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        let value = fields.get(3).and_then(|value| value.parse::<f64>().ok());
+        let (Some(value), [table, row, column, ..]) = (value, fields.as_slice()) else {
+            return Err(InputError::new(
+                file,
+                "a source cell needs table, row, column and a numeric value",
+                "write `table,row,column,value,unit,observer`",
+            )
+            .row(number as u64 + 1));
+        };
+        cells.push((
+            SourceCell {
+                table: (*table).to_owned(),
+                row: (*row).to_owned(),
+                column: (*column).to_owned(),
+            },
+            value,
+        ));
+    }
+    Ok(cells)
+}

@@ -1,0 +1,371 @@
+//! What a lookup asks for, and which table rows may answer it: kernel family first, framework and
+//! version second.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Family of the experts' kernel, from the recipe's MoE backend.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum MoeKernel {
+    /// trtllm-gen (recipe: `TRTLLM`).
+    TrtllmGen,
+    /// CUTLASS.
+    Cutlass,
+    /// DeepGEMM.
+    Deepgemm,
+    /// TensorRT-LLM's Triton path.
+    Triton,
+}
+
+/// A collective of the NCCL tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Collective {
+    AllGather,
+    AllToAll,
+    ReduceScatter,
+}
+
+impl Collective {
+    pub fn op_name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::AllToAll => "alltoall",
+            Self::ReduceScatter => "reduce_scatter",
+        }
+    }
+}
+
+/// The static shape of one op: everything a table is asked for except the quantities that change
+/// from step to step.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum OpKey {
+    /// `[m, k] x [k, n]`; quantity: m (rows).
+    Gemm { n: u32, k: u32, dtype: String },
+    /// Routed experts of one layer, all of it; quantity: tokens over all ranks.
+    Moe {
+        kernel: MoeKernel,
+        dtype: String,
+        hidden: u32,
+        inter: u32,
+        topk: u32,
+        experts: u32,
+        moe_tp: u32,
+        moe_ep: u32,
+        distribution: &'static str,
+    },
+    /// Prefill attention, causal; quantity: one length per prompt.
+    ContextAttention(AttentionKey),
+    /// Decode attention; quantities: batch and mean KV length.
+    GenerationAttention(AttentionKey),
+    /// Custom all-reduce; quantity: elements.
+    AllReduce { gpus: u32 },
+    /// NCCL collective; quantity: elements as the table counts them.
+    Nccl {
+        collective: Collective,
+        dtype: &'static str,
+        gpus: u32,
+    },
+    /// An op no table holds, at the system's memory bandwidth; quantity: bytes moved.
+    Memory,
+}
+
+/// Heads of one rank, the sliding window (0: none) and the precisions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AttentionKey {
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub window: u32,
+    pub attn_dtype: String,
+    pub kv_dtype: String,
+}
+
+impl OpKey {
+    /// Axes of the grid, outermost first.
+    pub(super) fn axes(&self) -> &'static [&'static str] {
+        match self {
+            Self::Gemm { .. } => &["n", "k", "m"],
+            Self::Moe { .. } => &["num_tokens"],
+            Self::ContextAttention(_) => &["isl", "batch_size"],
+            Self::GenerationAttention(_) => &["kv", "batch_size"],
+            Self::AllReduce { .. } | Self::Nccl { .. } => &["message_size"],
+            Self::Memory => &["bytes"],
+        }
+    }
+
+    /// Work at the given axis values, up to a factor that cancels in a ratio: FLOPs of a GEMM, of
+    /// the experts and of causal prefill attention; KV bytes of decode attention; bytes of a
+    /// collective or a memory-bound op.
+    pub(super) fn work(&self, at: &[f64]) -> f64 {
+        match self {
+            Self::Gemm { .. } => at[0] * at[1] * at[2],
+            Self::Moe { .. } | Self::AllReduce { .. } | Self::Nccl { .. } | Self::Memory => at[0],
+            Self::ContextAttention(key) => at[1] * at[0] * key.visible(at[0]),
+            Self::GenerationAttention(key) => at[1] * key.visible(at[0]),
+        }
+    }
+
+    /// Ratio of work that scales a row at `line` before it is blended into the answer at `wanted`,
+    /// where the row and the served step differ in more than the grid's axes. `None`: they do not.
+    ///
+    /// The experts' balanced rows give each token the least used experts, so that few tokens read
+    /// as many experts' weights as they can. Served tokens are routed independently: some meet at
+    /// the same expert, and fewer weights are read. The ratio is that of weight bytes.
+    pub(super) fn row_ratio(&self, wanted: &[f64], line: &[f64]) -> Option<f64> {
+        match self {
+            Self::Moe {
+                topk,
+                experts,
+                distribution: "balanced",
+                ..
+            } => {
+                let (experts, topk) = (f64::from(*experts), f64::from(*topk));
+                let met = experts - experts * power(1.0 - topk / experts, wanted[0]);
+                let balanced = experts.min(line[0] * topk);
+                Some(met / balanced)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the op is a collective: it ends for all ranks together.
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Self::AllReduce { .. } | Self::Nccl { .. })
+    }
+}
+
+/// `base` to a whole power by repeated squaring: the same bits on every platform.
+fn power(base: f64, exponent: f64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    let mut left = exponent as u64;
+    while left > 0 {
+        if left & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        left >>= 1;
+    }
+    result
+}
+
+impl AttentionKey {
+    fn visible(&self, length: f64) -> f64 {
+        if self.window == 0 {
+            length
+        } else {
+            length.min(f64::from(self.window))
+        }
+    }
+}
+
+impl fmt::Display for OpKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gemm { n, k, dtype } => write!(f, "gemm {dtype} n={n} k={k}"),
+            Self::Moe {
+                kernel,
+                dtype,
+                hidden,
+                inter,
+                topk,
+                experts,
+                moe_tp,
+                moe_ep,
+                distribution,
+            } => write!(
+                f,
+                "moe {kernel:?} {dtype} hidden={hidden} inter={inter} topk={topk} \
+                 experts={experts} moe_tp={moe_tp} moe_ep={moe_ep} {distribution}"
+            ),
+            Self::ContextAttention(k) => write!(f, "context attention {k}"),
+            Self::GenerationAttention(k) => write!(f, "generation attention {k}"),
+            Self::AllReduce { gpus } => write!(f, "all-reduce over {gpus} GPUs"),
+            Self::Nccl {
+                collective,
+                dtype,
+                gpus,
+            } => write!(f, "nccl {} {dtype} over {gpus} GPUs", collective.op_name()),
+            Self::Memory => write!(f, "memory-bound op"),
+        }
+    }
+}
+
+impl fmt::Display for AttentionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "heads={} kv_heads={} head_dim={} window={} {} kv {}",
+            self.heads, self.kv_heads, self.head_dim, self.window, self.attn_dtype, self.kv_dtype
+        )
+    }
+}
+
+/// A table that may answer a lookup, and what using it must flag.
+#[derive(Debug, Clone)]
+pub(super) struct Candidate {
+    pub family: &'static str,
+    pub backend: &'static str,
+    pub version: &'static str,
+    pub table: &'static str,
+    /// Kernels of this table that are the wanted one.
+    pub kernel_sources: &'static [&'static str],
+    /// Another kernel than the one served: a louder flag.
+    pub other_kernel: bool,
+}
+
+/// Versions of the op tables in use. Releases without tables of their own fall back to these,
+/// flagged as a version transfer.
+const TRTLLM: &str = "1.3.0rc20";
+const SGLANG: &str = "0.5.14";
+const NCCL: &str = "2.29.2";
+
+impl OpKey {
+    /// Tables that may answer, best first.
+    pub(super) fn candidates(&self) -> Vec<Candidate> {
+        let trtllm = |family, table, kernel_sources| Candidate {
+            family,
+            backend: "trtllm",
+            version: TRTLLM,
+            table,
+            kernel_sources,
+            other_kernel: false,
+        };
+        let sglang = |family, table, kernel_sources| Candidate {
+            backend: "sglang",
+            version: SGLANG,
+            ..trtllm(family, table, kernel_sources)
+        };
+        match self {
+            Self::Gemm { .. } => vec![trtllm("gemm", "gemm_perf", &["torch_flow"])],
+            Self::Moe { kernel, .. } => match kernel {
+                MoeKernel::TrtllmGen => vec![
+                    trtllm("moe", "moe_perf", &["moe_torch_flow_min_latency"]),
+                    sglang("moe", "moe_perf", &["sglang_flashinfer_trtllm_moe"]),
+                ],
+                MoeKernel::Cutlass => {
+                    vec![trtllm("moe", "moe_perf", &["moe_torch_flow_cutlass"])]
+                }
+                MoeKernel::Deepgemm => vec![trtllm("moe", "moe_perf", &["deepgemm"])],
+                MoeKernel::Triton => vec![
+                    trtllm("moe", "moe_perf", &["moe_torch_flow"]),
+                    Candidate {
+                        other_kernel: true,
+                        ..sglang("moe", "moe_perf", &["sglang_fused_moe_triton"])
+                    },
+                ],
+            },
+            Self::ContextAttention(_) => vec![trtllm(
+                "attention",
+                "context_attention_perf",
+                &["torch_flow"],
+            )],
+            Self::GenerationAttention(_) => vec![trtllm(
+                "attention",
+                "generation_attention_perf",
+                &["torch_flow"],
+            )],
+            Self::AllReduce { .. } => {
+                vec![trtllm("comm", "custom_allreduce_perf", &["TRTLLM"])]
+            }
+            Self::Nccl { .. } => vec![Candidate {
+                backend: "nccl",
+                version: NCCL,
+                ..trtllm("comm", "nccl_perf", &["NCCL"])
+            }],
+            Self::Memory => Vec::new(),
+        }
+    }
+
+    /// Column values a row must have. Text columns compare as text, integer columns as integers.
+    pub(super) fn filter(&self) -> Vec<(&'static str, Want)> {
+        let int = |v: u32| Want::Int(i64::from(v));
+        let text = |v: &str| Want::Text(v.to_owned());
+        let attention = |k: &AttentionKey| {
+            vec![
+                ("num_heads", int(k.heads)),
+                ("num_key_value_heads", int(k.kv_heads)),
+                ("head_dim", int(k.head_dim)),
+                ("window_size", int(k.window)),
+                ("attn_dtype", text(&k.attn_dtype)),
+                ("kv_cache_dtype", text(&k.kv_dtype)),
+            ]
+        };
+        match self {
+            Self::Gemm { n, k, dtype } => vec![
+                ("gemm_dtype", text(dtype)),
+                ("n", Want::Bracket(i64::from(*n))),
+                ("k", Want::Bracket(i64::from(*k))),
+            ],
+            Self::Moe {
+                dtype,
+                hidden,
+                inter,
+                topk,
+                experts,
+                moe_tp,
+                moe_ep,
+                distribution,
+                ..
+            } => vec![
+                ("moe_dtype", text(dtype)),
+                ("hidden_size", int(*hidden)),
+                ("inter_size", int(*inter)),
+                ("topk", int(*topk)),
+                ("num_experts", int(*experts)),
+                ("moe_tp_size", int(*moe_tp)),
+                ("moe_ep_size", int(*moe_ep)),
+                ("distribution", text(distribution)),
+            ],
+            Self::ContextAttention(k) | Self::GenerationAttention(k) => attention(k),
+            Self::AllReduce { gpus } => vec![
+                ("num_gpus", int(*gpus)),
+                ("allreduce_dtype", text("bfloat16")),
+            ],
+            Self::Nccl {
+                collective,
+                dtype,
+                gpus,
+            } => vec![
+                ("op_name", text(collective.op_name())),
+                ("nccl_dtype", text(dtype)),
+                ("num_gpus", int(*gpus)),
+            ],
+            Self::Memory => Vec::new(),
+        }
+    }
+}
+
+/// What a row's column must hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Want {
+    Int(i64),
+    Text(String),
+    /// The exact value, or the nearest ones below and above.
+    Bracket(i64),
+}
+
+/// A lookup that nothing anchors: the prediction is refused, and the missing row is named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub missing: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no row anchors {}", self.missing)
+    }
+}

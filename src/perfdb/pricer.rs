@@ -1,0 +1,230 @@
+//! Prices ops: from a key and the quantities of a step to a time and the rows it rests on.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::timing::{InputError, Origin, Row, RowId, Rows};
+
+use super::database::Database;
+use super::grid::{Anchor, Grid, Level, Term};
+use super::kernel::{OpKey, Refusal};
+
+/// Index of a resolved op within one [`Pricer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u16);
+
+/// Index of a lookup within one [`Pricer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LookupId(pub u32);
+
+/// The quantities of a step that an op's time depends on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quantity<'a> {
+    /// GEMM rows, tokens, elements or bytes.
+    Count(f64),
+    /// One prompt length per context request: the mean over the prompts of the row at
+    /// (batch, length).
+    Prompts(&'a [u32]),
+    /// A decode batch and its mean KV length.
+    Decode { batch: f64, mean_kv: f64 },
+}
+
+/// A priced op: its time and the terms it is made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lookup {
+    pub ms: f64,
+    first: u32,
+    count: u32,
+}
+
+/// Resolved ops of one scenario, the rows they may use, and every lookup made so far.
+#[derive(Debug, Clone)]
+pub struct Pricer {
+    rows: Rows,
+    ops: Vec<ResolvedOp>,
+    lookups: Vec<Lookup>,
+    terms: Vec<Term>,
+    memo: HashMap<(OpId, u64), LookupId>,
+}
+
+#[derive(Debug, Clone)]
+struct ResolvedOp {
+    name: String,
+    grid: Arc<Grid>,
+    flags: Vec<String>,
+    anchor: Anchor,
+}
+
+impl Pricer {
+    pub fn new() -> Self {
+        Self {
+            rows: Rows::default(),
+            ops: Vec::new(),
+            lookups: Vec::new(),
+            terms: Vec::new(),
+            memo: HashMap::new(),
+        }
+    }
+
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// Scales the rows that `pick` selects; to be called before anything is priced.
+    pub fn scale_rows(&mut self, factor: f64, pick: impl Fn(&Origin) -> bool) {
+        assert!(self.lookups.is_empty(), "rows change before pricing starts");
+        self.rows.scale(factor, pick);
+    }
+
+    /// Finds the rows that price `key` and returns the op's handle, or the refusal that names
+    /// what is missing.
+    pub fn resolve(
+        &mut self,
+        database: &Database,
+        system: &str,
+        framework: &str,
+        version: &str,
+        name: &str,
+        key: &OpKey,
+    ) -> Result<Result<OpId, Refusal>, InputError> {
+        let id = OpId(self.ops.len() as u16);
+        let (grid, flags) = if matches!(key, OpKey::Memory) {
+            let bytes_per_ms = database.memory_bytes_per_ms(system)?;
+            let row = self.rows.push(
+                1.0 / bytes_per_ms,
+                Origin::Roofline {
+                    system: system.into(),
+                    peak: "mem_bw",
+                },
+            );
+            let grid = Grid {
+                key: key.clone(),
+                root: Level::Axis(vec![(1.0, Level::Row(row))]),
+            };
+            (grid, vec!["roofline".to_owned()])
+        } else {
+            match database.grid(system, framework, version, key, &mut self.rows)? {
+                Ok(found) => found,
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+        };
+        self.ops.push(ResolvedOp {
+            name: name.to_owned(),
+            grid: Arc::new(grid),
+            flags,
+            anchor: Anchor::default(),
+        });
+        Ok(Ok(id))
+    }
+
+    /// Stores a host or boundary time: the mean of `rows`, each scaled by a ratio of work.
+    pub fn host(&mut self, rows: &[Arc<Row>], work_ratio: f64) -> LookupId {
+        let first = self.terms.len();
+        for row in rows {
+            let known = self.rows.ids().find(
+                |id| matches!(self.rows.origin(*id), Origin::Host(known) if known.id == row.id),
+            );
+            let id = known.unwrap_or_else(|| {
+                self.rows
+                    .push(row.samples.mean_ms, Origin::Host(Arc::clone(row)))
+            });
+            self.terms.push(Term {
+                row: id,
+                weight: 1.0 / rows.len() as f64,
+                work_ratio,
+            });
+        }
+        self.finish(first)
+    }
+
+    /// Prices `op` at `quantity`. Equal counts are priced once.
+    pub fn price(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
+        if let Quantity::Count(count) = quantity {
+            if let Some(&known) = self.memo.get(&(op, count.to_bits())) {
+                return known;
+            }
+            let id = self.price_anew(op, quantity);
+            self.memo.insert((op, count.to_bits()), id);
+            return id;
+        }
+        self.price_anew(op, quantity)
+    }
+
+    fn price_anew(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
+        let first = self.terms.len();
+        let resolved = &mut self.ops[usize::from(op.0)];
+        let grid = Arc::clone(&resolved.grid);
+        let terms = &mut self.terms;
+        let anchor = match (&grid.key, quantity) {
+            (OpKey::Gemm { n, k, .. }, Quantity::Count(m)) => {
+                grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, terms)
+            }
+            (_, Quantity::Count(count)) => grid.price(&[count], 1.0, terms),
+            (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
+            (_, Quantity::Prompts(lengths)) => {
+                let batch = lengths.len() as f64;
+                let mut anchor = Anchor::default();
+                for length in lengths {
+                    anchor.add(grid.price(&[f64::from(*length), batch], 1.0 / batch, terms));
+                }
+                anchor
+            }
+        };
+        resolved.anchor.add(anchor);
+        self.finish(first)
+    }
+
+    fn finish(&mut self, first: usize) -> LookupId {
+        let ms = self.terms[first..]
+            .iter()
+            .map(|term| term.coefficient() * self.rows.ms(term.row))
+            .sum();
+        self.lookups.push(Lookup {
+            ms,
+            first: first as u32,
+            count: (self.terms.len() - first) as u32,
+        });
+        LookupId(self.lookups.len() as u32 - 1)
+    }
+
+    pub fn ms(&self, id: LookupId) -> f64 {
+        self.lookups[id.0 as usize].ms
+    }
+
+    pub fn terms(&self, id: LookupId) -> &[Term] {
+        let lookup = &self.lookups[id.0 as usize];
+        &self.terms[lookup.first as usize..(lookup.first + lookup.count) as usize]
+    }
+
+    pub fn lookup_count(&self) -> usize {
+        self.lookups.len()
+    }
+
+    /// Per op priced so far: how its lookups are anchored, transfers included.
+    pub fn anchors(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut named: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for op in &self.ops {
+            if op.anchor == Anchor::default() {
+                continue;
+            }
+            let flags = named.entry(op.name.clone()).or_default();
+            let roofline = op.flags.iter().any(|flag| flag == "roofline");
+            flags.extend(op.flags.iter().cloned());
+            if !roofline {
+                flags.extend(op.anchor.names().into_iter().map(str::to_owned));
+            }
+        }
+        named
+    }
+
+    /// Rows that some lookup made so far uses.
+    pub fn used_rows(&self) -> BTreeSet<RowId> {
+        self.terms.iter().map(|term| term.row).collect()
+    }
+}
+
+impl Default for Pricer {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,93 @@
+//! The step log: what the scheduler decided, iteration by iteration.
+
+use crate::compose::Part;
+use crate::timing::Execution;
+
+/// What a step holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StepKind {
+    Prefill,
+    Mixed,
+    Decode,
+}
+
+impl StepKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Mixed => "mixed",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// One attention rank group's share of a step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RankRecord {
+    /// Requests whose prompt runs in this step.
+    pub context: Vec<u32>,
+    pub generation: u32,
+    /// Generation requests with padding and dummies.
+    pub padded: u32,
+    /// Sum of KV lengths, padding and dummies included.
+    pub kv_sum: u64,
+}
+
+/// One iteration of the executor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IterationRecord {
+    pub start_ms: f64,
+    /// Requests taken from the queue at the iteration's start, in order.
+    pub fetched: Vec<u32>,
+    /// Why context requests that were there did not run, and how many.
+    pub held: Option<(Part, u32)>,
+    /// The step, if anything was scheduled: execution and one record per rank group.
+    pub step: Option<(Execution, Vec<RankRecord>)>,
+}
+
+impl IterationRecord {
+    pub fn kind(&self) -> Option<StepKind> {
+        let (_, ranks) = self.step.as_ref()?;
+        let context = ranks.iter().any(|rank| !rank.context.is_empty());
+        let generation = ranks.iter().any(|rank| rank.generation > 0);
+        Some(match (context, generation) {
+            (true, true) => StepKind::Mixed,
+            (true, false) => StepKind::Prefill,
+            (false, _) => StepKind::Decode,
+        })
+    }
+}
+
+/// One request's way through the server. Times in milliseconds since the first POST.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RequestRecord {
+    pub prompt: u32,
+    pub output: u32,
+    pub rank: u32,
+    pub post_ms: f64,
+    pub arrival_ms: f64,
+    pub scheduled_ms: f64,
+    /// Iteration whose step ran the prompt.
+    pub iteration: u32,
+    pub first_token_ms: f64,
+    pub last_token_ms: f64,
+}
+
+impl RequestRecord {
+    pub fn ttft_ms(&self) -> f64 {
+        self.first_token_ms - self.post_ms
+    }
+
+    /// `None` for a request of a single token.
+    pub fn tpot_ms(&self) -> Option<f64> {
+        (self.output > 1)
+            .then(|| (self.last_token_ms - self.first_token_ms) / f64::from(self.output - 1))
+    }
+}
+
+/// Everything a replay decided and the times that came out.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StepLog {
+    pub iterations: Vec<IterationRecord>,
+    pub requests: Vec<RequestRecord>,
+}

@@ -1,0 +1,186 @@
+//! From a scenario to a prediction under one policy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::compose::{Composer, Method, Receipt};
+use crate::model::{BackendName, Scenario};
+use crate::perfdb::{Database, Refusal};
+use crate::timing::{Coverage, InputError, Origin, Policy, Rows};
+
+use super::lengths;
+use super::log::StepLog;
+use super::metrics::Metric;
+use super::trtllm::Executor;
+
+/// A predicted serving point. Times in milliseconds.
+#[derive(Debug, Clone)]
+pub struct Prediction {
+    pub policy: Policy,
+    pub ttft: Metric,
+    pub tpot: Metric,
+    pub ttft_receipt: Receipt,
+    pub tpot_receipt: Receipt,
+    /// Requests per second over the whole run.
+    pub requests_per_s: f64,
+    /// Output tokens per second over the whole run.
+    pub output_tokens_per_s: f64,
+    /// Steps by kind and execution mode, for example `decode full_graph`.
+    pub steps: BTreeMap<String, u64>,
+    pub coverage: Coverage,
+    pub log: StepLog,
+    /// The rows that the receipts' coefficients multiply.
+    pub rows: Rows,
+}
+
+/// What a scenario comes to.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    Predicted(Box<Prediction>),
+    /// Nothing anchors some op: an expected refusal, naming the missing row.
+    Refused(Refusal),
+}
+
+/// Replays scenarios over one database.
+#[derive(Debug)]
+pub struct Replayer {
+    database: Database,
+    models: PathBuf,
+}
+
+impl Replayer {
+    /// Opens a data folder (`systems/`, `host/`, `models/`), with the op tables of `systems_dir`
+    /// where one is given.
+    pub fn open(data: &Path, systems_dir: Option<&Path>) -> Result<Self, InputError> {
+        Ok(Self {
+            database: Database::open(data, systems_dir)?,
+            models: data.join("models"),
+        })
+    }
+
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub fn models(&self) -> &Path {
+        &self.models
+    }
+
+    /// Resolves the ops and host rows of a scenario.
+    pub fn composer(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+    ) -> Result<Result<Composer, Refusal>, InputError> {
+        Composer::new(&self.database, &self.models, scenario, policy)
+    }
+
+    /// Predicts a scenario.
+    pub fn predict(&self, scenario: &Scenario, policy: Policy) -> Result<Outcome, InputError> {
+        Ok(match self.composer(scenario, policy)? {
+            Ok(composer) => match Self::replay(composer, scenario, policy, None) {
+                Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
+                Err(refusal) => Outcome::Refused(refusal),
+            },
+            Err(refusal) => Outcome::Refused(refusal),
+        })
+    }
+
+    /// Predicts with every row that `pick` selects multiplied by `factor`, on the schedule of
+    /// `recorded` where one is given: the null and homogeneity proofs and planted faults.
+    pub fn predict_scaled(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+        factor: f64,
+        pick: impl Fn(&Origin) -> bool,
+        recorded: Option<&StepLog>,
+    ) -> Result<Outcome, InputError> {
+        Ok(match self.composer(scenario, policy)? {
+            Ok(mut composer) => {
+                composer.scale_rows(factor, pick);
+                match Self::replay(composer, scenario, policy, recorded) {
+                    Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
+                    Err(refusal) => Outcome::Refused(refusal),
+                }
+            }
+            Err(refusal) => Outcome::Refused(refusal),
+        })
+    }
+
+    /// Predicts op by op: the reference that the fast path is held to.
+    pub fn predict_by(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+        method: Method,
+    ) -> Result<Outcome, InputError> {
+        Ok(match self.composer(scenario, policy)? {
+            Ok(mut composer) => {
+                composer.set_method(method);
+                match Self::replay(composer, scenario, policy, None) {
+                    Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
+                    Err(refusal) => Outcome::Refused(refusal),
+                }
+            }
+            Err(refusal) => Outcome::Refused(refusal),
+        })
+    }
+
+    fn replay(
+        mut composer: Composer,
+        scenario: &Scenario,
+        policy: Policy,
+        recorded: Option<&StepLog>,
+    ) -> Result<Prediction, Refusal> {
+        if scenario.backend.name != BackendName::Trtllm {
+            return Err(Refusal {
+                missing: format!("a replay of the {} scheduler", scenario.backend.name),
+            });
+        }
+        let lengths = lengths::draw(&scenario.workload);
+        let (log, paths) = Executor::new(scenario, &mut composer, &lengths, recorded).run();
+        let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
+        let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
+            log.requests
+                .iter()
+                .enumerate()
+                .filter_map(|(index, request)| Some((index as u32, of(request)?)))
+                .collect::<Vec<_>>()
+        };
+        let nothing = || Refusal {
+            missing: "a workload with requests of more than one output token".to_owned(),
+        };
+        let ttft = Metric::of(times(&|request| Some(request.ttft_ms()))).ok_or_else(nothing)?;
+        let tpot = Metric::of(times(&|request| request.tpot_ms())).ok_or_else(nothing)?;
+        let end_ms = log
+            .requests
+            .iter()
+            .map(|request| request.last_token_ms)
+            .fold(0.0, f64::max);
+        let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
+        let mut steps = BTreeMap::new();
+        let mut modes = BTreeSet::new();
+        for iteration in &log.iterations {
+            if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
+                modes.insert(execution.mode());
+                *steps
+                    .entry(format!("{} {}", kind.name(), execution.mode()))
+                    .or_insert(0) += 1;
+            }
+        }
+        Ok(Prediction {
+            policy,
+            ttft,
+            tpot,
+            ttft_receipt,
+            tpot_receipt,
+            requests_per_s: lengths.len() as f64 / end_ms * 1e3,
+            output_tokens_per_s: tokens as f64 / end_ms * 1e3,
+            steps,
+            coverage: composer.coverage(&modes),
+            rows: composer.pricer().rows().clone(),
+            log,
+        })
+    }
+}
