@@ -3,5 +3,6 @@
 //!
 //! The main path: `case` -> scenario -> plan -> rows -> lanes -> `replay` -> prediction -> golden.
 
+pub mod case;
 pub mod perfdb;
 pub mod timing;

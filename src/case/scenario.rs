@@ -1,0 +1,349 @@
+//! What a predictor may see of a case.
+//!
+//! Invariant (blindness): nothing here holds a silicon value, a point number, a path or a
+//! tolerance. Measured values of op and step cases are types of their own, outside the scenarios.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Declares an enum whose YAML spelling, JSON Schema, `as_str` and `Display` are one name.
+macro_rules! names {
+    ($(#[$outer:meta])* $name:ident { $($(#[$inner:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$outer])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Serialize, Deserialize, JsonSchema)]
+        #[schemars(inline)]
+        pub enum $name {
+            $($(#[$inner])* #[serde(rename = $text)] $variant,)+
+        }
+
+        impl $name {
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+names! {
+    /// The serving runtime.
+    BackendName {
+        Trtllm = "trtllm",
+        Sglang = "sglang",
+    }
+}
+
+names! {
+    /// GEMM precision, as the op tables name it.
+    GemmDtype {
+        Bfloat16 = "bfloat16",
+        Fp8 = "fp8",
+        Fp8Static = "fp8_static",
+        Fp8Block = "fp8_block",
+        Nvfp4 = "nvfp4",
+        Int8Wo = "int8_wo",
+        Int4Wo = "int4_wo",
+    }
+}
+
+names! {
+    /// Precision of the expert GEMMs (weights, then activations), as the op tables name it.
+    MoeDtype {
+        Bfloat16 = "bfloat16",
+        Fp8 = "fp8",
+        Fp8Block = "fp8_block",
+        Nvfp4 = "nvfp4",
+        Int4Wo = "int4_wo",
+        W4afp8 = "w4afp8",
+        W4a16Mxfp4 = "w4a16_mxfp4",
+        W4a8Mxfp4Mxfp8 = "w4a8_mxfp4_mxfp8",
+    }
+}
+
+names! {
+    /// Precision of the KV cache, as the op tables name it.
+    KvCacheDtype {
+        Bfloat16 = "bfloat16",
+        Int8 = "int8",
+        Fp8 = "fp8",
+    }
+}
+
+names! {
+    /// Compute precision of attention, as the op tables name it.
+    AttentionDtype {
+        Bfloat16 = "bfloat16",
+        Float16 = "float16",
+        Fp8 = "fp8",
+        Fp8Block = "fp8_block",
+    }
+}
+
+names! {
+    /// Kernel family of the experts.
+    MoeKernel {
+        TrtllmGen = "trtllm_gen",
+        Cutlass = "cutlass",
+        Deepgemm = "deepgemm",
+        Triton = "triton",
+    }
+}
+
+names! {
+    /// Kernel family of attention.
+    AttentionKernel {
+        Trtllm = "trtllm",
+        TrtllmMha = "trtllm_mha",
+        Flashinfer = "flashinfer",
+    }
+}
+
+names! {
+    /// How requests are admitted against the KV cache.
+    Capacity {
+        /// A request enters only when its whole KV need fits.
+        GuaranteedNoEvict = "guaranteed_no_evict",
+        /// Requests enter greedily and may be paused.
+        MaxUtilization = "max_utilization",
+    }
+}
+
+names! {
+    /// The op whose GPU time an op case asks for.
+    OpKind {
+        Moe = "moe",
+        /// Tensor-parallel all-reduce with the norm fused to it.
+        AllreduceNorm = "allreduce_norm",
+    }
+}
+
+names! {
+    /// What an op case sums over.
+    Count {
+        /// One launch.
+        Once = "once",
+        /// Every launch of one forward pass, over all layers.
+        PerLayer = "per_layer",
+    }
+}
+
+names! {
+    /// How the step of a step case runs.
+    StepExecution {
+        Eager = "eager",
+        FullGraph = "full_graph",
+    }
+}
+
+names! {
+    /// An outcome of a step that a step case compares. Never an input of a prediction.
+    Outcome {
+        /// Start of the first GPU interval to the end of the last one, on one rank.
+        GpuSpan = "gpu_span",
+        /// Time one rank sits in collectives until its peer arrives.
+        RankWait = "rank_wait",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct Backend {
+    pub name: BackendName,
+    /// Exact version.
+    pub version: String,
+}
+
+/// Resolved topology: `tp * dp == moe_tp * moe_ep`, in one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Parallel {
+    /// Tensor parallelism of attention.
+    pub tp: u32,
+    /// Attention data parallelism; attention DP is on when above one.
+    pub dp: u32,
+    pub moe_tp: u32,
+    pub moe_ep: u32,
+}
+
+impl Parallel {
+    pub fn gpus(self) -> u32 {
+        self.tp * self.dp
+    }
+
+    pub fn attention_dp(self) -> bool {
+        self.dp > 1
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Precision {
+    pub gemm: GemmDtype,
+    /// `None` in a model without experts.
+    pub moe: Option<MoeDtype>,
+    pub kv_cache: KvCacheDtype,
+    /// `None`: the runtime's choice, not recorded.
+    pub attention: Option<AttentionDtype>,
+}
+
+/// Kernel choices; `None`: the runtime's choice, not recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Kernels {
+    pub moe: Option<MoeKernel>,
+    pub attention: Option<AttentionKernel>,
+    pub allreduce_fusion: Option<bool>,
+}
+
+/// What runs where: shared by serving, op and step cases.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Deployment {
+    /// File stem in `data/models/`.
+    pub model: String,
+    /// Folder name in the op tables.
+    pub system: String,
+    pub backend: Backend,
+    pub parallel: Parallel,
+    pub precision: Precision,
+    pub kernels: Kernels,
+    /// CPU model of the host; `None` where the run did not record it.
+    pub host_cpu: Option<String>,
+}
+
+/// A closed loop of `concurrency` clients.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Workload {
+    /// Longest prompt, in tokens.
+    pub isl: u32,
+    /// Longest output, in tokens.
+    pub osl: u32,
+    pub concurrency: u32,
+    pub requests: u32,
+    /// Lengths are drawn from `[int(len * length_ratio), len]`.
+    pub length_ratio: f64,
+    /// Seed of NumPy's legacy global generator.
+    pub seed: u32,
+}
+
+/// Decode graphs. Their absence from a case means that decode runs eagerly.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CudaGraph {
+    /// Pad a batch to the next captured size.
+    pub padding: bool,
+    pub max_batch: u32,
+    /// Captured sizes, ascending, ending in `max_batch`; `None`: the framework's own list.
+    pub batch_sizes: Option<Vec<u32>>,
+}
+
+/// Piecewise graphs of mixed and prefill iterations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Piecewise {
+    pub max_tokens: u32,
+    /// Captured token counts, ascending, ending in `max_tokens`; `None`: the framework's own list.
+    pub capture_tokens: Option<Vec<u32>>,
+}
+
+/// Holds context requests back to gather more of them (not with attention DP).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct BatchWait {
+    pub timeout_iters: u32,
+    pub max_tokens_ratio: f64,
+}
+
+/// Holds context requests until every attention-DP rank has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct AttentionDpBalance {
+    pub batching_wait_iters: u32,
+    pub timeout_iters: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Serving {
+    /// Requests per rank in one iteration.
+    pub max_batch_size: u32,
+    /// Tokens per rank in one iteration.
+    pub max_num_tokens: u32,
+    pub max_seq_len: Option<u32>,
+    pub overlap: bool,
+    pub cuda_graph: Option<CudaGraph>,
+    pub piecewise: Option<Piecewise>,
+    pub batch_wait: Option<BatchWait>,
+    pub attention_dp_balance: Option<AttentionDpBalance>,
+    pub capacity: Capacity,
+    /// Share of free GPU memory given to the KV cache, in (0, 1].
+    pub memory_fraction: Option<f64>,
+    pub stream_interval: u32,
+}
+
+/// Everything the prediction of a serving case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scenario {
+    pub deployment: Deployment,
+    pub workload: Workload,
+    pub serving: Serving,
+}
+
+/// Everything the prediction of an op case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpScenario {
+    pub deployment: Deployment,
+    pub op: OpKind,
+    /// Tokens of the step, context and generation together.
+    pub tokens: u32,
+    /// How many of `tokens` belong to generation requests.
+    pub generation: u32,
+    pub count: Count,
+}
+
+/// The generation requests of a step, one token each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Generation {
+    pub requests: u32,
+    /// Mean KV length per request, in tokens.
+    pub mean_kv: u32,
+}
+
+/// Everything the prediction of a step case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepScenario {
+    pub deployment: Deployment,
+    /// Prompt tokens of each context request.
+    pub context: Vec<u32>,
+    pub generation: Option<Generation>,
+    pub execution: StepExecution,
+}
+
+/// The source-table cell a measured value was read from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Cell {
+    pub table: String,
+    pub row: String,
+    pub column: String,
+}
+
+/// A measured op time: evaluation data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpMeasured {
+    /// Names the rank.
+    pub label: String,
+    pub ms: f64,
+    pub source: Cell,
+}
+
+/// A measured outcome of a step: evaluation data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepMeasured {
+    /// Names the rank.
+    pub label: String,
+    pub what: Outcome,
+    pub ms: f64,
+    pub source: Cell,
+    /// Where set, `ms` is the value of `source` less the value of this cell.
+    pub minus: Option<Cell>,
+}
