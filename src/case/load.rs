@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_yaml::{
     Error as YamlError, MergeKeyPolicy, MessageFormatter, NonFiniteFloatPolicy,
-    UserMessageFormatter,
+    UserMessageFormatter, budget::BudgetBreach,
 };
 
 use super::date::Date;
@@ -314,7 +314,8 @@ fn located(path: &Path, error: &YamlError) -> InputError {
         ),
         YamlError::SerdeMissingField { field, .. } => (
             format!("missing key `{field}`"),
-            "add it; schema/case.schema.json says what it holds".to_owned(),
+            "add it to the block of this line; schema/case.schema.json says what it holds"
+                .to_owned(),
             Some((*field).to_owned()),
         ),
         YamlError::SerdeInvalidType {
@@ -367,11 +368,23 @@ fn located(path: &Path, error: &YamlError) -> InputError {
                 key.clone(),
             )
         }
-        YamlError::Budget { breach, .. } => (
-            format!("the YAML is out of bounds: {breach:?}"),
-            "write a case without anchors and aliases, at most 16 levels deep".to_owned(),
-            None,
-        ),
+        YamlError::Budget { breach, .. } => {
+            let (what, help) = match breach {
+                BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } => (
+                    "anchors and aliases are refused",
+                    "write each value where it applies",
+                ),
+                BudgetBreach::Depth { .. } => (
+                    "the YAML is nested too deep",
+                    "a case has fewer than 16 levels",
+                ),
+                _ => (
+                    "the YAML holds too much",
+                    "a case is a page of YAML; check that this is the right file",
+                ),
+            };
+            (what.to_owned(), help.to_owned(), None)
+        }
         YamlError::MergeKeyNotAllowed { .. } => (
             "merge keys are refused".to_owned(),
             "write each key where it applies".to_owned(),
@@ -380,10 +393,7 @@ fn located(path: &Path, error: &YamlError) -> InputError {
         other => {
             let message = UserMessageFormatter.format_message(other);
             (
-                format!(
-                    "invalid YAML: {}",
-                    lowercase_first(&message.escape_debug().to_string())
-                ),
+                format!("invalid YAML: {}", fragment(&message)),
                 "correct the YAML here".to_owned(),
                 None,
             )
@@ -396,10 +406,11 @@ fn located(path: &Path, error: &YamlError) -> InputError {
     }
 }
 
-fn lowercase_first(message: &str) -> String {
-    let mut chars = message.chars();
-    match chars.next() {
-        Some(first) => first.to_lowercase().chain(chars).collect(),
-        None => String::new(),
-    }
+/// The parser's sentence as a fragment of ours: lowercase, on one line.
+fn fragment(message: &str) -> String {
+    let mut chars = message
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c });
+    let first = chars.next().into_iter().flat_map(char::to_lowercase);
+    first.chain(chars).collect()
 }
