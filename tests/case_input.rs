@@ -111,13 +111,16 @@ fn assert_fault(fault: &InputError, file: &str, line: u64, column: u64, part: &s
 #[case::fraction_for_count("isl: 1024", "isl: 10.5", 9, 18, "expected a whole number")]
 #[case::negative_count("isl: 1024", "isl: -1", 9, 18, "expected a whole number")]
 #[case::count_overflow("isl: 1024", "isl: 99999999999", 9, 18, "expected a whole number")]
-#[case::list_for_number("isl: 1024", "isl: [1]", 9, 18, "wrong type")]
+#[case::quoted_number("isl: 1024", "isl: '1024'", 9, 18, "without quotes")]
+#[case::quoted_nan("ttft_rel: 0.01", "ttft_rel: '.nan'", 18, 24, "without quotes")]
+#[case::quoted_bool("overlap: true", "overlap: 'true'", 13, 12, "without quotes")]
+#[case::list_for_number("isl: 1024", "isl: [1]", 9, 13, "wrong type: sequence")]
 #[case::number_for_block(
     "{ isl: 1024, osl: 1024, concurrency: 4 }",
     "7",
     9,
     11,
-    "expected mapping"
+    "expected a mapping"
 )]
 #[case::word_for_bool("overlap: true", "overlap: maybe", 13, 12, "expected true or false")]
 #[case::loose_bool("overlap: true", "overlap: yes", 13, 12, "expected true or false")]
@@ -276,7 +279,7 @@ fn assert_fault(fault: &InputError, file: &str, line: u64, column: u64, part: &s
 #[case::nan_tolerance("ttft_rel: 0.01", "ttft_rel: .nan", 18, 24, "finite")]
 #[case::nan_word_tolerance("ttft_rel: 0.01", "ttft_rel: NaN", 18, 24, "expected")]
 #[case::infinite_tolerance("ttft_rel: 0.01", "ttft_rel: .inf", 18, 24, "finite")]
-#[case::overflowing_tolerance("ttft_rel: 0.01", "ttft_rel: 1e999", 18, 24, "")]
+#[case::overflowing_tolerance("ttft_rel: 0.01", "ttft_rel: 1e999", 18, 24, "not a finite number")]
 #[case::no_reason(" reason: one-off stall,", "", 18, 12, "a tolerance without a reason")]
 #[case::blank_reason("reason: one-off stall", "reason: ''", 18, 38, "the text is blank")]
 #[case::no_end(", expires: 2027-03-01", "", 18, 12, "a tolerance without an end")]
@@ -293,7 +296,7 @@ fn assert_fault(fault: &InputError, file: &str, line: u64, column: u64, part: &s
     13,
     "merge keys are refused"
 )]
-#[case::second_document("point: 28\n", "point: 28\n---\n", 2, 1, "")]
+#[case::second_document("point: 28\n", "point: 28\n---\n", 3, 1, "only single YAML document")]
 #[case::unclosed("{ tp: 2, moe_tp: 2 }", "{ tp: 2, moe_tp: 2", 6, 10, "invalid YAML")]
 fn a_bad_serving_case_is_refused_with_its_place(
     #[case] from: &str,
@@ -514,12 +517,12 @@ fn put(root: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
 #[case::comments_only(b"# nothing\n---\n\n".to_vec(), 1, 1, "the case is empty")]
 #[case::garbage(b"model: a\n  \x9f\x00\xff\xfe".to_vec(), 2, 3, "not text: invalid UTF-8")]
 #[case::zero_bytes(b"model: \0\0\0".to_vec(), 1, 8, "not text: a zero byte")]
-#[case::scalar(b"hello".to_vec(), 1, 1, "expected mapping")]
-#[case::sequence(b"- a\n- b\n".to_vec(), 1, 1, "expected mapping")]
-#[case::null(b"~".to_vec(), 1, 1, "")]
-#[case::deep_flow([b"model: ".to_vec(), b"[".repeat(100_000)].concat(), 1, 24, "")]
-#[case::deep_map([b"model: ".to_vec(), b"{a: ".repeat(100_000)].concat(), 1, 68, "")]
-#[case::deep_block((0..2_000).flat_map(|depth| format!("{}a:\n", " ".repeat(depth % 400)).into_bytes()).collect(), 17, 17, "")]
+#[case::scalar(b"hello".to_vec(), 1, 1, "expected a mapping")]
+#[case::sequence(b"- a\n- b\n".to_vec(), 1, 1, "expected a mapping")]
+#[case::null(b"~".to_vec(), 1, 1, "expected a mapping")]
+#[case::deep_flow([b"model: ".to_vec(), b"[".repeat(100_000)].concat(), 1, 24, "recursion limit exceeded")]
+#[case::deep_map([b"model: ".to_vec(), b"{a: ".repeat(100_000)].concat(), 1, 68, "nested too deep")]
+#[case::deep_block((0..2_000).flat_map(|depth| format!("{}a:\n", " ".repeat(depth % 400)).into_bytes()).collect(), 17, 17, "nested too deep")]
 #[case::many_nodes([b"model: [".to_vec(), b"1,".repeat(100_000), b"]".to_vec()].concat(), 1, 39999, "the YAML holds too much")]
 #[case::billion_laughs(
     (0..9).fold(b"a0: &a0 [lol]\n".to_vec(), |text, n| {

@@ -4,8 +4,10 @@
 //! the keys that the three kinds share are written out in each.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
 
 use super::scenario::{
@@ -47,6 +49,27 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for At<T> {
     }
 }
 
+/// To an editor the wrapper is the type it holds.
+macro_rules! schema_of {
+    ($($wrapper:ty = $inner:ty),+) => {
+        $(impl JsonSchema for $wrapper {
+            fn inline_schema() -> bool {
+                <$inner>::inline_schema()
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                <$inner>::schema_name()
+            }
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                <$inner>::json_schema(generator)
+            }
+        })+
+    };
+}
+
+schema_of!(Whole = u32, Real = f64, Flag = bool);
+
 /// The location is no part of the format.
 impl<T: JsonSchema> JsonSchema for At<T> {
     fn inline_schema() -> bool {
@@ -63,6 +86,104 @@ impl<T: JsonSchema> JsonSchema for At<T> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         T::json_schema(generator)
+    }
+}
+
+/// A scalar by its YAML type. Asked for a plain `u32`, the parser would also read quoted text.
+enum Scalar {
+    Flag(bool),
+    Whole(u64),
+    Real(f64),
+    Text,
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ByType;
+
+        impl Visitor<'_> for ByType {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, true or false")
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Scalar, E> {
+                Ok(Scalar::Flag(value))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Scalar, E> {
+                Ok(Scalar::Whole(value))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
+                Ok(u64::try_from(value).map_or(Scalar::Real(value as f64), Scalar::Whole))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
+                Ok(Scalar::Real(value))
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Scalar, E> {
+                Ok(Scalar::Text)
+            }
+        }
+
+        deserializer.deserialize_any(ByType)
+    }
+}
+
+/// An unquoted whole number.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "Scalar")]
+pub(super) struct Whole(pub u32);
+
+impl TryFrom<Scalar> for Whole {
+    type Error = &'static str;
+
+    fn try_from(scalar: Scalar) -> Result<Self, Self::Error> {
+        match scalar {
+            Scalar::Whole(value) => u32::try_from(value).ok(),
+            _ => None,
+        }
+        .map(Self)
+        .ok_or("expected a whole number from 0 to 4294967295, without quotes")
+    }
+}
+
+/// An unquoted finite number.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "Scalar")]
+pub(super) struct Real(pub f64);
+
+impl TryFrom<Scalar> for Real {
+    type Error = &'static str;
+
+    fn try_from(scalar: Scalar) -> Result<Self, Self::Error> {
+        match scalar {
+            Scalar::Whole(value) => Some(value as f64),
+            Scalar::Real(value) => Some(value),
+            _ => None,
+        }
+        .filter(|value| value.is_finite())
+        .map(Self)
+        .ok_or("expected a finite number, without quotes")
+    }
+}
+
+/// An unquoted `true` or `false`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "Scalar")]
+pub(super) struct Flag(pub bool);
+
+impl TryFrom<Scalar> for Flag {
+    type Error = &'static str;
+
+    fn try_from(scalar: Scalar) -> Result<Self, Self::Error> {
+        match scalar {
+            Scalar::Flag(value) => Ok(Self(value)),
+            _ => Err("expected true or false, without quotes"),
+        }
     }
 }
 
@@ -87,16 +208,16 @@ pub(super) struct BackendKeys {
 pub(super) struct ParallelKeys {
     /// Tensor parallelism of attention.
     #[schemars(range(min = 1, max = GPUS_MAX))]
-    pub tp: At<u32>,
+    pub tp: At<Whole>,
     /// Attention data parallelism. Default 1.
     #[schemars(range(min = 1, max = GPUS_MAX))]
-    pub dp: Option<At<u32>>,
+    pub dp: Option<At<Whole>>,
     /// Tensor parallelism of the experts. Default: tp * dp / moe_ep.
     #[schemars(range(min = 1, max = GPUS_MAX))]
-    pub moe_tp: Option<At<u32>>,
+    pub moe_tp: Option<At<Whole>>,
     /// Expert parallelism. Default 1.
     #[schemars(range(min = 1, max = GPUS_MAX))]
-    pub moe_ep: Option<At<u32>>,
+    pub moe_ep: Option<At<Whole>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -118,7 +239,7 @@ pub(super) struct PrecisionKeys {
 pub(super) struct KernelsKeys {
     pub moe: Option<At<MoeKernel>>,
     pub attention: Option<At<AttentionKernel>>,
-    pub allreduce_fusion: Option<At<bool>>,
+    pub allreduce_fusion: Option<At<Flag>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -135,20 +256,20 @@ pub(super) struct HostKeys {
 pub(super) struct WorkloadKeys {
     /// Longest prompt, in tokens.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub isl: At<u32>,
+    pub isl: At<Whole>,
     /// Longest output, in tokens.
     #[schemars(range(min = 2, max = TOKENS_MAX))]
-    pub osl: At<u32>,
+    pub osl: At<Whole>,
     #[schemars(range(min = 1, max = BATCH_MAX))]
-    pub concurrency: At<u32>,
+    pub concurrency: At<Whole>,
     /// Default: 10 * concurrency.
     #[schemars(range(min = 1, max = REQUESTS_MAX))]
-    pub requests: Option<At<u32>>,
+    pub requests: Option<At<Whole>>,
     /// Lengths are drawn from [int(len * length_ratio), len]. Default 0.8.
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub length_ratio: Option<At<f64>>,
+    pub length_ratio: Option<At<Real>>,
     /// Seed of NumPy's legacy global generator. Default 0.
-    pub seed: Option<At<u32>>,
+    pub seed: Option<At<Whole>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -156,12 +277,12 @@ pub(super) struct WorkloadKeys {
 #[schemars(rename = "CudaGraph")]
 pub(super) struct CudaGraphKeys {
     /// Pad a batch to the next captured size.
-    pub padding: At<bool>,
+    pub padding: At<Flag>,
     /// Largest captured batch. Default: the last of batch_sizes.
     #[schemars(range(min = 1, max = BATCH_MAX))]
-    pub max_batch: Option<At<u32>>,
+    pub max_batch: Option<At<Whole>>,
     /// Captured batch sizes, ascending. Default: the framework's own list up to max_batch.
-    pub batch_sizes: Option<At<Vec<At<u32>>>>,
+    pub batch_sizes: Option<At<Vec<At<Whole>>>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -170,9 +291,9 @@ pub(super) struct CudaGraphKeys {
 pub(super) struct PiecewiseKeys {
     /// Largest captured token count. Default: the last of capture_tokens.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub max_tokens: Option<At<u32>>,
+    pub max_tokens: Option<At<Whole>>,
     /// Captured token counts, ascending. Default: the framework's own list up to max_tokens.
-    pub capture_tokens: Option<At<Vec<At<u32>>>>,
+    pub capture_tokens: Option<At<Vec<At<Whole>>>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -180,9 +301,9 @@ pub(super) struct PiecewiseKeys {
 #[schemars(rename = "BatchWait")]
 pub(super) struct BatchWaitKeys {
     #[schemars(range(min = 1, max = ITERATIONS_MAX))]
-    pub timeout_iters: At<u32>,
+    pub timeout_iters: At<Whole>,
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub max_tokens_ratio: At<f64>,
+    pub max_tokens_ratio: At<Real>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -190,9 +311,9 @@ pub(super) struct BatchWaitKeys {
 #[schemars(rename = "AttentionDpBalance")]
 pub(super) struct AttentionDpBalanceKeys {
     #[schemars(range(max = ITERATIONS_MAX))]
-    pub batching_wait_iters: At<u32>,
+    pub batching_wait_iters: At<Whole>,
     #[schemars(range(max = ITERATIONS_MAX))]
-    pub timeout_iters: At<u32>,
+    pub timeout_iters: At<Whole>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -201,15 +322,15 @@ pub(super) struct AttentionDpBalanceKeys {
 pub(super) struct ServingKeys {
     /// Requests per rank in one iteration.
     #[schemars(range(min = 1, max = BATCH_MAX))]
-    pub max_batch_size: At<u32>,
+    pub max_batch_size: At<Whole>,
     /// Tokens per rank in one iteration; at least the longest prompt.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub max_num_tokens: At<u32>,
+    pub max_num_tokens: At<Whole>,
     /// At least isl + osl.
     #[schemars(range(min = 1, max = TOKENS_MAX * 2))]
-    pub max_seq_len: Option<At<u32>>,
+    pub max_seq_len: Option<At<Whole>>,
     /// Overlap scheduler. Default true.
-    pub overlap: Option<At<bool>>,
+    pub overlap: Option<At<Flag>>,
     /// Decode graphs. Default: none, decode runs eagerly.
     pub cuda_graph: Option<At<CudaGraphKeys>>,
     /// Piecewise graphs of mixed and prefill iterations. Default: none.
@@ -222,10 +343,10 @@ pub(super) struct ServingKeys {
     pub capacity: Option<At<Capacity>>,
     /// Share of free GPU memory given to the KV cache.
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub memory_fraction: Option<At<f64>>,
+    pub memory_fraction: Option<At<Real>>,
     /// Default 1.
     #[schemars(range(min = 1, max = ITERATIONS_MAX))]
-    pub stream_interval: Option<At<u32>>,
+    pub stream_interval: Option<At<Whole>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -234,10 +355,10 @@ pub(super) struct ServingKeys {
 pub(super) struct SiliconKeys {
     /// Measured mean time to first token.
     #[schemars(range(max = MS_MAX), extend("exclusiveMinimum" = 0))]
-    pub ttft_ms: At<f64>,
+    pub ttft_ms: At<Real>,
     /// Measured mean time per output token.
     #[schemars(range(max = MS_MAX), extend("exclusiveMinimum" = 0))]
-    pub tpot_ms: At<f64>,
+    pub tpot_ms: At<Real>,
     /// Names the run the values come from.
     pub run: At<String>,
     #[schemars(regex(pattern = r"^\d{4}-\d{2}-\d{2}$"))]
@@ -249,11 +370,11 @@ pub(super) struct SiliconKeys {
 #[schemars(rename = "Tolerance")]
 pub(super) struct ToleranceKeys {
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub ttft_rel: Option<At<f64>>,
+    pub ttft_rel: Option<At<Real>>,
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub tpot_rel: Option<At<f64>>,
+    pub tpot_rel: Option<At<Real>>,
     #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
-    pub parts_rel: Option<At<f64>>,
+    pub parts_rel: Option<At<Real>>,
     /// Why this case needs a wider band. Required.
     #[schemars(required, length(min = 1, max = TEXT_MAX))]
     pub reason: Option<At<String>>,
@@ -268,7 +389,7 @@ pub(super) struct ToleranceKeys {
 #[schemars(rename = "ServingCase")]
 pub(super) struct ServingFile {
     /// Number of the point in its source; no two cases share one.
-    pub point: Option<At<u32>>,
+    pub point: Option<At<Whole>>,
     /// File stem in data/models/.
     pub model: At<String>,
     /// System name of the op tables, such as b200_sxm.
@@ -316,7 +437,7 @@ pub(super) struct OpMeasuredKeys {
     /// Names the rank.
     pub label: At<String>,
     #[schemars(range(max = MS_MAX), extend("exclusiveMinimum" = 0))]
-    pub ms: At<f64>,
+    pub ms: At<Real>,
     /// The source-table cell that holds the value.
     pub source: CellKeys,
 }
@@ -339,10 +460,10 @@ pub(super) struct OpFile {
     pub op: At<OpKind>,
     /// Tokens of the step, context and generation together.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub tokens: At<u32>,
+    pub tokens: At<Whole>,
     /// How many of the tokens belong to generation requests. Default 0.
     #[schemars(range(max = TOKENS_MAX))]
-    pub generation: Option<At<u32>>,
+    pub generation: Option<At<Whole>>,
     /// Sum over one launch or over all layers. Default once.
     pub count: Option<At<Count>>,
     pub measured: At<Vec<OpMeasuredKeys>>,
@@ -353,10 +474,10 @@ pub(super) struct OpFile {
 #[schemars(rename = "Generation")]
 pub(super) struct GenerationKeys {
     #[schemars(range(min = 1, max = BATCH_MAX))]
-    pub requests: At<u32>,
+    pub requests: At<Whole>,
     /// Mean KV length per request, in tokens.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub mean_kv: At<u32>,
+    pub mean_kv: At<Whole>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -364,7 +485,7 @@ pub(super) struct GenerationKeys {
 #[schemars(rename = "Step")]
 pub(super) struct StepKeys {
     /// Prompt tokens of each context request. Default: none.
-    pub context: Option<At<Vec<At<u32>>>>,
+    pub context: Option<At<Vec<At<Whole>>>>,
     pub generation: Option<GenerationKeys>,
 }
 
@@ -376,7 +497,7 @@ pub(super) struct StepMeasuredKeys {
     pub label: At<String>,
     pub what: At<Outcome>,
     #[schemars(range(max = MS_MAX), extend("exclusiveMinimum" = 0))]
-    pub ms: At<f64>,
+    pub ms: At<Real>,
     /// The source-table cell that holds the value.
     pub source: CellKeys,
     /// Where set, ms is the value of source less the value of this cell.
@@ -408,9 +529,9 @@ pub(super) struct StepFile {
 #[schemars(untagged, rename = "stepgate case")]
 #[expect(dead_code, reason = "a shape for the schema only")]
 enum AnyFile {
-    Serving(ServingFile),
-    Op(OpFile),
-    Step(StepFile),
+    Serving(Box<ServingFile>),
+    Op(Box<OpFile>),
+    Step(Box<StepFile>),
 }
 
 /// JSON Schema of a case file, as checked in at `schema/case.schema.json`.

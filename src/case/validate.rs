@@ -12,8 +12,8 @@ use super::scenario::{
 use super::schema::{
     At, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX, HostKeys,
     ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, ParallelKeys, PiecewiseKeys,
-    PrecisionKeys, REQUESTS_MAX, ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX,
-    TOKENS_MAX, ToleranceKeys, WorkloadKeys,
+    PrecisionKeys, REQUESTS_MAX, Real, ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX,
+    TOKENS_MAX, ToleranceKeys, Whole, WorkloadKeys,
 };
 use crate::timing::InputError;
 
@@ -63,7 +63,7 @@ pub(super) fn serving(path: &Path, file: &ServingFile) -> Result<Case, InputErro
     let tolerance = file.tolerance.as_ref().map(|keys| check.tolerance(keys));
     Ok(Case {
         file: path.to_path_buf(),
-        point: file.point.as_ref().map(|point| point.value),
+        point: file.point.as_ref().map(|point| point.value.0),
         point_at: file.point.as_ref().map(|point| (point.line, point.column)),
         silicon: silicon.transpose()?,
         tolerance: tolerance.transpose()?,
@@ -210,7 +210,7 @@ pub(super) fn against_model(
             .field(field))
     };
     let Parallel { tp, moe_ep, .. } = deployment.parallel;
-    if dims.heads == 0 || dims.heads % tp != 0 {
+    if dims.heads == 0 || !dims.heads.is_multiple_of(tp) {
         let what = format!("tp {tp} does not divide the {} attention heads", dims.heads);
         return fault(
             places.tp,
@@ -220,7 +220,9 @@ pub(super) fn against_model(
         );
     }
     // With fewer KV heads than ranks each head is held by several ranks.
-    if dims.kv_heads == 0 || (dims.kv_heads % tp != 0 && tp % dims.kv_heads != 0) {
+    if dims.kv_heads == 0
+        || (!dims.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(dims.kv_heads))
+    {
         let what = format!("tp {tp} does not fit the {} KV heads", dims.kv_heads);
         return fault(
             places.tp,
@@ -236,7 +238,7 @@ pub(super) fn against_model(
             format!("moe_ep {moe_ep} in a model without experts"),
             "leave out moe_ep",
         ),
-        Some(experts) if experts == 0 || experts % moe_ep != 0 => fault(
+        Some(experts) if experts == 0 || !experts.is_multiple_of(moe_ep) => fault(
             places.moe_ep,
             "parallel.moe_ep",
             format!("moe_ep {moe_ep} does not divide the {experts} experts"),
@@ -266,6 +268,12 @@ struct DeploymentKeys<'a> {
     host: Option<&'a HostKeys>,
 }
 
+/// Captured sizes, ascending, ending in `max`; without a list the framework makes its own.
+struct Captured {
+    sizes: Option<Vec<u32>>,
+    max: u32,
+}
+
 struct Check<'a> {
     path: &'a Path,
 }
@@ -284,39 +292,42 @@ impl Check<'_> {
             .field(field)
     }
 
-    fn count(&self, at: &At<u32>, field: &str, min: u32, max: u32) -> Result<u32, InputError> {
-        if (min..=max).contains(&at.value) {
-            return Ok(at.value);
+    fn count(&self, at: &At<Whole>, field: &str, min: u32, max: u32) -> Result<u32, InputError> {
+        let Whole(value) = at.value;
+        if (min..=max).contains(&value) {
+            return Ok(value);
         }
         Err(self.fault(
             at,
             field,
-            format!("{} is out of range", at.value),
+            format!("{value} is out of range"),
             format!("expected {min} to {max}"),
         ))
     }
 
     /// A share in (0, 1].
-    fn share(&self, at: &At<f64>, field: &str) -> Result<f64, InputError> {
-        if at.value > 0.0 && at.value <= 1.0 {
-            return Ok(at.value);
+    fn share(&self, at: &At<Real>, field: &str) -> Result<f64, InputError> {
+        let Real(value) = at.value;
+        if value > 0.0 && value <= 1.0 {
+            return Ok(value);
         }
         Err(self.fault(
             at,
             field,
-            format!("{} is out of range", at.value),
+            format!("{value} is out of range"),
             "expected a share above 0 and up to 1",
         ))
     }
 
-    fn ms(&self, at: &At<f64>, field: &str) -> Result<f64, InputError> {
-        if at.value > 0.0 && at.value <= MS_MAX {
-            return Ok(at.value);
+    fn ms(&self, at: &At<Real>, field: &str) -> Result<f64, InputError> {
+        let Real(value) = at.value;
+        if value > 0.0 && value <= MS_MAX {
+            return Ok(value);
         }
         Err(self.fault(
             at,
             field,
-            format!("{} is no measured time", at.value),
+            format!("{value} is no measured time"),
             format!("expected milliseconds above 0 and up to {MS_MAX}"),
         ))
     }
@@ -394,15 +405,15 @@ impl Check<'_> {
     /// A list of captured sizes and its maximum, either of which may be left out.
     fn captured(
         &self,
-        (list, list_field): (Option<&At<Vec<At<u32>>>>, &str),
-        (max, max_field): (Option<&At<u32>>, &str),
+        (list, list_field): (Option<&At<Vec<At<Whole>>>>, &str),
+        (max, max_field): (Option<&At<Whole>>, &str),
         size_max: u32,
-    ) -> Result<Option<(Option<Vec<u32>>, u32)>, InputError> {
+    ) -> Result<Option<Captured>, InputError> {
         let max_given = max
             .map(|at| self.count(at, max_field, 1, size_max))
             .transpose()?;
         let Some(list) = list else {
-            return Ok(max_given.map(|max| (None, max)));
+            return Ok(max_given.map(|max| Captured { sizes: None, max }));
         };
         self.list_len(list, list_field, list.value.len())?;
         let mut sizes: Vec<u32> = Vec::with_capacity(list.value.len());
@@ -426,7 +437,10 @@ impl Check<'_> {
                 format!("{given} is not the last entry of the list, {last}"),
                 "leave out the maximum, or make the two agree",
             )),
-            _ => Ok(Some((Some(sizes), last))),
+            _ => Ok(Some(Captured {
+                sizes: Some(sizes),
+                max: last,
+            })),
         }
     }
 
@@ -469,7 +483,7 @@ impl Check<'_> {
 
     fn parallel(&self, at: &At<ParallelKeys>) -> Result<Parallel, InputError> {
         let keys = &at.value;
-        let degree = |key: Option<&At<u32>>, field: &str| {
+        let degree = |key: Option<&At<Whole>>, field: &str| {
             key.map(|at| self.count(at, field, 1, GPUS_MAX)).transpose()
         };
         let tp = self.count(&keys.tp, "parallel.tp", 1, GPUS_MAX)?;
@@ -547,7 +561,7 @@ impl Check<'_> {
             concurrency,
             requests,
             length_ratio,
-            seed: keys.seed.as_ref().map_or(0, |at| at.value),
+            seed: keys.seed.as_ref().map_or(0, |at| at.value.0),
         })
     }
 
@@ -573,11 +587,11 @@ impl Check<'_> {
         let field = "serving.max_seq_len";
         let sequence = workload.isl + workload.osl;
         let max_seq_len = match &keys.max_seq_len {
-            Some(at) if at.value < sequence => {
+            Some(at) if at.value.0 < sequence => {
                 return Err(self.fault(
                     at,
                     field,
-                    format!("{} tokens cannot hold the longest request", at.value),
+                    format!("{} tokens cannot hold the longest request", at.value.0),
                     format!("expected isl + osl, {sequence}, or more"),
                 ));
             }
@@ -640,7 +654,7 @@ impl Check<'_> {
             )?,
             max_num_tokens,
             max_seq_len,
-            overlap: keys.overlap.as_ref().is_none_or(|at| at.value),
+            overlap: keys.overlap.as_ref().is_none_or(|at| at.value.0),
             cuda_graph: graph.transpose()?,
             piecewise: piecewise.transpose()?,
             batch_wait: wait.transpose()?,
@@ -666,7 +680,7 @@ impl Check<'_> {
             (keys.max_batch.as_ref(), "serving.cuda_graph.max_batch"),
             BATCH_MAX,
         )?;
-        let Some((batch_sizes, max_batch)) = captured else {
+        let Some(captured) = captured else {
             return Err(self.fault(
                 at,
                 "serving.cuda_graph",
@@ -675,9 +689,9 @@ impl Check<'_> {
             ));
         };
         Ok(CudaGraph {
-            padding: keys.padding.value,
-            max_batch,
-            batch_sizes,
+            padding: keys.padding.value.0,
+            max_batch: captured.max,
+            batch_sizes: captured.sizes,
         })
     }
 
@@ -691,7 +705,7 @@ impl Check<'_> {
             (keys.max_tokens.as_ref(), "serving.piecewise.max_tokens"),
             TOKENS_MAX,
         )?;
-        let Some((capture_tokens, max_tokens)) = captured else {
+        let Some(captured) = captured else {
             return Err(self.fault(
                 at,
                 "serving.piecewise",
@@ -700,8 +714,8 @@ impl Check<'_> {
             ));
         };
         Ok(Piecewise {
-            max_tokens,
-            capture_tokens,
+            max_tokens: captured.max,
+            capture_tokens: captured.sizes,
         })
     }
 
@@ -716,7 +730,7 @@ impl Check<'_> {
 
     fn tolerance(&self, at: &At<ToleranceKeys>) -> Result<Tolerance, InputError> {
         let keys = &at.value;
-        let share = |key: &Option<At<f64>>, field: &str| {
+        let share = |key: &Option<At<Real>>, field: &str| {
             key.as_ref().map(|at| self.share(at, field)).transpose()
         };
         let ttft_rel = share(&keys.ttft_rel, "tolerance.ttft_rel")?;
@@ -778,6 +792,6 @@ fn kernels(keys: Option<&KernelsKeys>) -> Kernels {
     Kernels {
         moe: keys.moe.as_ref().map(|at| at.value),
         attention: keys.attention.as_ref().map(|at| at.value),
-        allreduce_fusion: keys.allreduce_fusion.as_ref().map(|at| at.value),
+        allreduce_fusion: keys.allreduce_fusion.as_ref().map(|at| at.value.0),
     }
 }
