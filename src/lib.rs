@@ -3,6 +3,7 @@
 //!
 //! The main path: `case` -> scenario -> plan -> rows -> lanes -> `replay` -> prediction -> golden.
 
+pub mod case;
 pub mod compose;
 pub mod model;
 pub mod perfdb;

@@ -1,9 +1,9 @@
-//! Resolves a scenario's ops and host rows once, then composes its steps.
+//! Resolves a deployment's ops and host rows once, then composes its steps.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use crate::model::{ModelConfig, OpIndex, Plan, RankLoad, Scenario, Units};
+use crate::model::{Deployment, ModelConfig, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
     Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance,
@@ -99,7 +99,7 @@ impl PricedStep<'_> {
     }
 }
 
-/// Composes the steps of one scenario under one policy.
+/// Composes the steps of one deployment under one policy.
 #[derive(Debug, Clone)]
 pub struct Composer {
     plan: Plan,
@@ -147,25 +147,26 @@ fn mode_index(execution: Execution) -> usize {
 }
 
 impl Composer {
-    /// Resolves what `scenario` needs. The inner error is an expected refusal: a GPU op that no
+    /// Resolves what `deployment` needs, under prompts of up to `isl` tokens. The inner error is an expected refusal: a GPU op that no
     /// row anchors.
     pub fn new(
         database: &Database,
         models: &Path,
-        scenario: &Scenario,
+        deployment: &Deployment,
+        isl: u32,
         policy: Policy,
     ) -> Result<Result<Self, Refusal>, InputError> {
-        let config = ModelConfig::load(models, &scenario.model)?;
-        let plan = Plan::new(&config, scenario);
+        let config = ModelConfig::load(models, &deployment.model)?;
+        let plan = Plan::new(&config, deployment);
         let mut pricer = Pricer::new();
         let mut op_ids = Vec::new();
-        let framework = scenario.backend.name.name();
+        let framework = deployment.backend.name.as_str();
         for op in &plan.ops {
             let id = pricer.resolve(
                 database,
-                &scenario.system,
+                &deployment.system,
                 framework,
-                &scenario.backend.version,
+                &deployment.backend.version,
                 &op.name,
                 &op.key,
             )?;
@@ -194,7 +195,7 @@ impl Composer {
             op_ids,
             occurrences,
         };
-        composer.resolve_host(database, models, scenario, policy)?;
+        composer.resolve_host(database, models, deployment, isl, policy)?;
         composer.segments = Segments::new(&composer.plan, composer.lane_load.len());
         Ok(Ok(composer))
     }
@@ -203,20 +204,21 @@ impl Composer {
         &mut self,
         database: &Database,
         models: &Path,
-        scenario: &Scenario,
+        deployment: &Deployment,
+        isl: u32,
         policy: Policy,
     ) -> Result<(), InputError> {
         let find = |boundary, execution| {
             let key = HostKey {
                 boundary,
                 execution,
-                runtime: scenario.backend.name.name(),
-                version: &scenario.backend.version,
-                system: &scenario.system,
-                model: &scenario.model,
-                topology: scenario.topology,
-                cpu: scenario.host_cpu.as_deref(),
-                isl: scenario.workload.isl,
+                runtime: deployment.backend.name.as_str(),
+                version: &deployment.backend.version,
+                system: &deployment.system,
+                model: &deployment.model,
+                topology: deployment.parallel,
+                cpu: deployment.host_cpu.as_deref(),
+                isl,
             };
             database.host().find(&key, policy)
         };
@@ -229,7 +231,7 @@ impl Composer {
         if let Some(found) = &dispatch {
             self.host_class = found.class;
         }
-        let topology = scenario.topology;
+        let topology = deployment.parallel;
         let entries = dispatch.as_ref().map_or(1, |found| found.per_rank.len());
         // Ranks that do the same work from the same rows share a lane.
         self.lane_load = if topology.dp > 1 {
@@ -265,7 +267,7 @@ impl Composer {
                     covered.extend(row.includes.iter().copied());
                 }
                 let ratio = match boundary {
-                    Boundary::HostDispatch => launch_ratio(&found, &self.plan, models, scenario)?,
+                    Boundary::HostDispatch => launch_ratio(&found, &self.plan, models, deployment)?,
                     _ => 1.0,
                 };
                 self.note_derived(boundary, Some(mode.mode()), &found, ratio);
@@ -556,7 +558,7 @@ impl Composer {
 fn price_op(
     pricer: &mut Pricer,
     id: OpId,
-    op: &crate::model::Op,
+    op: &Op,
     load: &RankLoad,
     loads: &[RankLoad],
 ) -> LookupId {
@@ -587,17 +589,17 @@ fn most(loads: &[RankLoad], of: impl Fn(&RankLoad) -> u32) -> u32 {
     loads.iter().map(of).max().unwrap_or(0)
 }
 
-/// Launches of the scenario's mixed step over those of the step a host row was measured on.
+/// Launches of the deployment's mixed step over those of the step a host row was measured on.
 fn launch_ratio(
     found: &HostTime,
     plan: &Plan,
     models: &Path,
-    scenario: &Scenario,
+    deployment: &Deployment,
 ) -> Result<f64, InputError> {
     let Some(scope) = found.per_rank[0][0].scope.as_ref() else {
         return Ok(1.0);
     };
-    if scope.topology == scenario.topology && scope.model == scenario.model {
+    if scope.topology == deployment.parallel && scope.model == deployment.model {
         return Ok(1.0);
     }
     let mixed = RankLoad {
@@ -606,8 +608,8 @@ fn launch_ratio(
         padded: 1,
         kv_sum: 1,
     };
-    let mut measured = scenario.clone();
-    measured.topology = scope.topology;
+    let mut measured = deployment.clone();
+    measured.parallel = scope.topology;
     let config = ModelConfig::load(models, &scope.model)?;
     let measured = Plan::new(&config, &measured);
     Ok(f64::from(plan.launches(&mixed)) / f64::from(measured.launches(&mixed)))

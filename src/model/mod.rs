@@ -7,6 +7,7 @@ mod scenario;
 pub use config::ModelConfig;
 pub use plan::{Launch, Module, Op, OpIndex, Plan, RankLoad, Units};
 pub use scenario::{
-    Backend, BackendName, Balance, BatchWait, Capacity, CudaGraph, Kernels, Piecewise, Precision,
-    Scenario, Serving, Workload,
+    AttentionDpBalance, AttentionDtype, AttentionKernel, Backend, BackendName, BatchWait, Capacity,
+    Count, CudaGraph, Deployment, GemmDtype, Generation, Kernels, KvCacheDtype, MoeDtype, OpKind,
+    OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution, StepScenario, Workload, captured,
 };

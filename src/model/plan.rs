@@ -4,10 +4,10 @@
 //! fused MoE backends): they share the measured host time of a forward among its ops and carry it
 //! to another topology; no time is attached to a launch itself.
 
-use crate::perfdb::{AttentionKey, Collective, OpKey};
+use crate::perfdb::{AttentionKey, Collective, MoeKernel, OpKey};
 
 use super::config::ModelConfig;
-use super::scenario::Scenario;
+use super::scenario::{AttentionDtype, BackendName, Deployment, MoeDtype};
 
 /// Position of an op in [`Plan::ops`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,7 +87,7 @@ impl RankLoad {
     }
 }
 
-/// The forward step of one scenario: its distinct ops and their order.
+/// The forward step of one deployment: its distinct ops and their order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub ops: Vec<Op>,
@@ -103,11 +103,11 @@ const BF16_BYTES: u32 = 2;
 const FP32_BYTES: u32 = 4;
 
 impl Plan {
-    /// Builds the forward of `config` as `scenario` serves it.
-    pub fn new(config: &ModelConfig, scenario: &Scenario) -> Self {
+    /// Builds the forward of `config` as `deployment` runs it.
+    pub fn new(config: &ModelConfig, deployment: &Deployment) -> Self {
         let mut builder = Builder {
             config,
-            scenario,
+            deployment,
             ops: Vec::new(),
         };
         let prologue = builder.prologue();
@@ -167,7 +167,7 @@ impl Plan {
 
 struct Builder<'a> {
     config: &'a ModelConfig,
-    scenario: &'a Scenario,
+    deployment: &'a Deployment,
     ops: Vec<Op>,
 }
 
@@ -181,7 +181,7 @@ impl Builder<'_> {
     }
 
     fn gemm(&mut self, name: &str, module: Module, units: Units, n: u32, k: u32) -> OpIndex {
-        let dtype = self.scenario.precision.gemm.clone();
+        let dtype = self.deployment.precision.gemm.as_str().to_owned();
         self.add(Op {
             name: name.to_owned(),
             module,
@@ -235,7 +235,7 @@ impl Builder<'_> {
     /// Embedding (columns split over tensor-parallel ranks, then gathered) and the first norm.
     fn prologue(&mut self) -> Vec<OpIndex> {
         let hidden = self.config.hidden;
-        let tp = self.scenario.topology.tp;
+        let tp = self.deployment.parallel.tp;
         let mut ops = vec![self.moved(
             "embedding",
             Module::Embedding,
@@ -268,7 +268,7 @@ impl Builder<'_> {
 
     fn layer(&mut self, window: u32) -> Vec<OpIndex> {
         let config = self.config;
-        let tp = self.scenario.topology.tp;
+        let tp = self.deployment.parallel.tp;
         let heads = config.heads / tp;
         // Ranks beyond the KV heads hold a copy each.
         let kv_heads = (config.kv_heads / tp).max(1);
@@ -284,8 +284,13 @@ impl Builder<'_> {
             kv_heads,
             head_dim: config.head_dim,
             window,
-            attn_dtype: self.scenario.precision.attention.clone(),
-            kv_dtype: self.scenario.precision.kv_cache.clone(),
+            attn_dtype: self
+                .deployment
+                .precision
+                .attention
+                .map_or("bfloat16", AttentionDtype::as_str)
+                .to_owned(),
+            kv_dtype: self.deployment.precision.kv_cache.as_str().to_owned(),
         };
         let span = if window == 0 { "full" } else { "window" };
         // The attention rows time the whole op: rotary embedding and KV write, then attention.
@@ -337,7 +342,7 @@ impl Builder<'_> {
                 1,
             )];
         }
-        let fused = self.scenario.kernels.allreduce_fusion;
+        let fused = self.deployment.kernels.allreduce_fusion.unwrap_or(true);
         vec![
             self.collective(
                 &format!("{what} all-reduce"),
@@ -356,9 +361,18 @@ impl Builder<'_> {
         ]
     }
 
+    /// The case's kernel family, or the runtime's documented default backend.
+    fn moe_kernel(&self) -> MoeKernel {
+        let default = match self.deployment.backend.name {
+            BackendName::Trtllm => MoeKernel::Cutlass,
+            BackendName::Sglang => MoeKernel::Triton,
+        };
+        self.deployment.kernels.moe.unwrap_or(default)
+    }
+
     fn mlp(&mut self) -> Vec<OpIndex> {
         let config = self.config;
-        let topology = self.scenario.topology;
+        let topology = self.deployment.parallel;
         let Some(experts) = config.experts else {
             let ffn = config.ffn / topology.tp;
             let mut ops = vec![
@@ -392,8 +406,13 @@ impl Builder<'_> {
             name: "experts".to_owned(),
             module: Module::Experts,
             key: OpKey::Moe {
-                kernel: self.scenario.kernels.moe,
-                dtype: self.scenario.precision.moe.clone(),
+                kernel: self.moe_kernel(),
+                dtype: self
+                    .deployment
+                    .precision
+                    .moe
+                    .map_or("bfloat16", MoeDtype::as_str)
+                    .to_owned(),
                 hidden: config.hidden,
                 inter: config.ffn,
                 topk: experts.topk,
@@ -444,7 +463,7 @@ impl Builder<'_> {
     /// Logits on the last token of each sequence, and greedy sampling.
     fn epilogue(&mut self) -> Vec<OpIndex> {
         let config = self.config;
-        let tp = self.scenario.topology.tp;
+        let tp = self.deployment.parallel.tp;
         let mut ops = vec![
             self.moved(
                 "last-token gather",

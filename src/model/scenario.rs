@@ -1,143 +1,339 @@
-//! Everything a prediction may see of a case. By construction it holds no measured value, no case
-//! path and no point number.
+//! The scenario: what a predictor may see of a case.
+//!
+//! Invariant (blindness): nothing here holds a silicon value, a point number, a path or a
+//! tolerance. Measured values of op and step cases are types of their own, outside the scenarios.
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::perfdb::MoeKernel;
 use crate::timing::Topology;
 
-/// One serving configuration under one workload.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Scenario {
-    pub model: String,
-    pub system: String,
-    pub backend: Backend,
-    pub topology: Topology,
-    pub precision: Precision,
-    pub kernels: Kernels,
-    /// Host CPU, where the case records one.
-    pub host_cpu: Option<String>,
-    pub workload: Workload,
-    pub serving: Serving,
+/// Declares an enum whose YAML spelling, JSON Schema, `as_str` and `Display` are one name.
+macro_rules! names {
+    ($(#[$outer:meta])* $name:ident { $($(#[$inner:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$outer])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Serialize, Deserialize, JsonSchema)]
+        #[schemars(inline)]
+        pub enum $name {
+            $($(#[$inner])* #[serde(rename = $text)] $variant,)+
+        }
+
+        impl $name {
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+names! {
+    /// The serving runtime.
+    BackendName {
+        Trtllm = "trtllm",
+        Sglang = "sglang",
+    }
+}
+
+names! {
+    /// GEMM precision, as the op tables name it.
+    GemmDtype {
+        Bfloat16 = "bfloat16",
+        Fp8 = "fp8",
+        Fp8Static = "fp8_static",
+        Fp8Block = "fp8_block",
+        Nvfp4 = "nvfp4",
+        Int8Wo = "int8_wo",
+        Int4Wo = "int4_wo",
+    }
+}
+
+names! {
+    /// Precision of the expert GEMMs (weights, then activations), as the op tables name it.
+    MoeDtype {
+        Bfloat16 = "bfloat16",
+        Fp8 = "fp8",
+        Fp8Block = "fp8_block",
+        Nvfp4 = "nvfp4",
+        Int4Wo = "int4_wo",
+        W4afp8 = "w4afp8",
+        W4a16Mxfp4 = "w4a16_mxfp4",
+        W4a8Mxfp4Mxfp8 = "w4a8_mxfp4_mxfp8",
+    }
+}
+
+names! {
+    /// Precision of the KV cache, as the op tables name it.
+    KvCacheDtype {
+        Bfloat16 = "bfloat16",
+        Int8 = "int8",
+        Fp8 = "fp8",
+    }
+}
+
+names! {
+    /// Compute precision of attention, as the op tables name it.
+    AttentionDtype {
+        Bfloat16 = "bfloat16",
+        Float16 = "float16",
+        Fp8 = "fp8",
+        Fp8Block = "fp8_block",
+    }
+}
+
+names! {
+    /// Kernel family of attention.
+    AttentionKernel {
+        Trtllm = "trtllm",
+        TrtllmMha = "trtllm_mha",
+        Flashinfer = "flashinfer",
+    }
+}
+
+names! {
+    /// How requests are admitted against the KV cache.
+    Capacity {
+        /// A request enters only when its whole KV need fits.
+        GuaranteedNoEvict = "guaranteed_no_evict",
+        /// Requests enter greedily and may be paused.
+        MaxUtilization = "max_utilization",
+    }
+}
+
+names! {
+    /// The op whose GPU time an op case asks for.
+    OpKind {
+        Moe = "moe",
+        /// Tensor-parallel all-reduce with the norm fused to it.
+        AllreduceNorm = "allreduce_norm",
+    }
+}
+
+names! {
+    /// What an op case sums over.
+    Count {
+        /// One launch.
+        Once = "once",
+        /// Every launch of one forward pass, over all layers.
+        PerLayer = "per_layer",
+    }
+}
+
+names! {
+    /// How the step of a step case runs.
+    StepExecution {
+        Eager = "eager",
+        FullGraph = "full_graph",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Backend {
     pub name: BackendName,
+    /// Exact version.
     pub version: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum BackendName {
-    Trtllm,
-    Sglang,
-}
-
-impl BackendName {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Trtllm => "trtllm",
-            Self::Sglang => "sglang",
-        }
-    }
-}
-
-impl fmt::Display for BackendName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Precisions by their name in the op tables.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Precision {
-    pub gemm: String,
-    pub moe: String,
-    pub kv_cache: String,
-    pub attention: String,
+    pub gemm: GemmDtype,
+    /// `None` in a model without experts.
+    pub moe: Option<MoeDtype>,
+    pub kv_cache: KvCacheDtype,
+    /// `None`: the runtime's choice, not recorded.
+    pub attention: Option<AttentionDtype>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Kernel choices; `None`: the runtime's choice, not recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Kernels {
-    pub moe: MoeKernel,
-    /// All-reduce, residual add and norm in one kernel.
-    pub allreduce_fusion: bool,
+    pub moe: Option<MoeKernel>,
+    pub attention: Option<AttentionKernel>,
+    pub allreduce_fusion: Option<bool>,
 }
 
-/// Closed loop: `concurrency` requests at once, a new one at each completion.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+/// What runs where: shared by serving, op and step cases.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Deployment {
+    /// File stem in `data/models/`.
+    pub model: String,
+    /// Folder name in the op tables.
+    pub system: String,
+    pub backend: Backend,
+    pub parallel: Topology,
+    pub precision: Precision,
+    pub kernels: Kernels,
+    /// CPU model of the host; `None` where the run did not record it.
+    pub host_cpu: Option<String>,
+}
+
+/// A closed loop of `concurrency` clients.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Workload {
+    /// Longest prompt, in tokens.
     pub isl: u32,
+    /// Longest output, in tokens.
     pub osl: u32,
     pub concurrency: u32,
     pub requests: u32,
-    /// Lengths are drawn from `[int(L * ratio), L]`.
+    /// Lengths are drawn from `[int(len * length_ratio), len]`.
     pub length_ratio: f64,
+    /// Seed of NumPy's legacy global generator.
     pub seed: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Serving {
-    /// Requests in flight per attention rank group.
-    pub max_batch_size: u32,
-    /// Context plus generation tokens of one iteration.
-    pub max_num_tokens: u32,
-    pub overlap: bool,
-    pub cuda_graph: Option<CudaGraph>,
-    pub piecewise: Option<Piecewise>,
-    pub batch_wait: Option<BatchWait>,
-    pub balance: Option<Balance>,
-    pub capacity: Capacity,
-}
-
+/// Decode graphs. Their absence from a case means that decode runs eagerly.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CudaGraph {
+    /// Pad a batch to the next captured size.
     pub padding: bool,
-    /// Captured batch sizes, ascending.
-    pub batch_sizes: Vec<u32>,
+    pub max_batch: u32,
+    /// Captured sizes, ascending, ending in `max_batch`; `None`: the framework's own list.
+    pub batch_sizes: Option<Vec<u32>>,
+}
+
+/// Piecewise graphs of mixed and prefill iterations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Piecewise {
+    pub max_tokens: u32,
+    /// Captured token counts, ascending, ending in `max_tokens`; `None`: the framework's own list.
+    pub capture_tokens: Option<Vec<u32>>,
 }
 
 impl CudaGraph {
-    /// The captured batch that serves `batch` generation requests, if one does.
-    pub fn captured(&self, batch: u32) -> Option<u32> {
-        let at = self.batch_sizes.partition_point(|size| *size < batch);
-        let size = *self.batch_sizes.get(at)?;
-        (size == batch || self.padding).then_some(size)
+    /// Captured batch sizes, ascending: the case's list, or the framework's own up to `max_batch`.
+    pub fn sizes(&self, backend: BackendName) -> Vec<u32> {
+        let max = self.max_batch;
+        if let Some(sizes) = &self.batch_sizes {
+            return sizes.clone();
+        }
+        let mut sizes: Vec<u32> = match backend {
+            // 1, 2, 4, 8 to 128 by 8, then powers of two from 256.
+            BackendName::Trtllm => {
+                let doubled = std::iter::successors(Some(256_u32), |size| size.checked_mul(2));
+                [1, 2, 4]
+                    .into_iter()
+                    .chain((8..=128).step_by(8))
+                    .chain(doubled)
+                    .take_while(|size| *size < max)
+                    .collect()
+            }
+            // 1, 2, 4, 8, 12, 16 to 256 by 8, 272 to 511 by 16, from 512 by 32.
+            BackendName::Sglang => [1, 2, 4, 8, 12]
+                .into_iter()
+                .chain((16..=256).step_by(8))
+                .chain((272..512).step_by(16))
+                .chain((512..=max.max(512)).step_by(32))
+                .take_while(|size| *size < max)
+                .collect(),
+        };
+        sizes.push(max);
+        sizes
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Piecewise {
-    /// Captured token counts, ascending.
-    pub token_counts: Vec<u32>,
 }
 
 impl Piecewise {
-    /// The captured token count that serves `tokens`, padding up.
-    pub fn captured(&self, tokens: u32) -> Option<u32> {
-        let at = self.token_counts.partition_point(|count| *count < tokens);
-        self.token_counts.get(at).copied()
+    /// Captured token counts, ascending: the case's list, or powers of two to 128 and every 256
+    /// from there, up to `max_tokens`.
+    pub fn token_counts(&self) -> Vec<u32> {
+        let max = self.max_tokens;
+        if let Some(counts) = &self.capture_tokens {
+            return counts.clone();
+        }
+        let mut counts: Vec<u32> = (0..=7)
+            .map(|power| 1 << power)
+            .chain((256..max.max(256)).step_by(256))
+            .take_while(|count| *count < max)
+            .collect();
+        counts.push(max);
+        counts
     }
 }
 
+/// The captured size that serves `wanted`, from an ascending list; padding goes to the next one.
+pub fn captured(sizes: &[u32], wanted: u32, padding: bool) -> Option<u32> {
+    let at = sizes.partition_point(|size| *size < wanted);
+    let size = *sizes.get(at)?;
+    (size == wanted || padding).then_some(size)
+}
+
+/// Holds context requests back to gather more of them (not with attention DP).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct BatchWait {
     pub timeout_iters: u32,
     pub max_tokens_ratio: f64,
 }
 
+/// Holds context requests until every attention-DP rank has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Balance {
+pub struct AttentionDpBalance {
     pub batching_wait_iters: u32,
     pub timeout_iters: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Capacity {
-    GuaranteedNoEvict,
-    MaxUtilization,
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Serving {
+    /// Requests per rank in one iteration.
+    pub max_batch_size: u32,
+    /// Tokens per rank in one iteration.
+    pub max_num_tokens: u32,
+    pub max_seq_len: Option<u32>,
+    pub overlap: bool,
+    pub cuda_graph: Option<CudaGraph>,
+    pub piecewise: Option<Piecewise>,
+    pub batch_wait: Option<BatchWait>,
+    pub attention_dp_balance: Option<AttentionDpBalance>,
+    pub capacity: Capacity,
+    /// Share of free GPU memory given to the KV cache, in (0, 1].
+    pub memory_fraction: Option<f64>,
+    pub stream_interval: u32,
+}
+
+/// Everything the prediction of a serving case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scenario {
+    pub deployment: Deployment,
+    pub workload: Workload,
+    pub serving: Serving,
+}
+
+/// Everything the prediction of an op case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpScenario {
+    pub deployment: Deployment,
+    pub op: OpKind,
+    /// Tokens of the step, context and generation together.
+    pub tokens: u32,
+    /// How many of `tokens` belong to generation requests.
+    pub generation: u32,
+    pub count: Count,
+}
+
+/// The generation requests of a step, one token each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Generation {
+    pub requests: u32,
+    /// Mean KV length per request, in tokens.
+    pub mean_kv: u32,
+}
+
+/// Everything the prediction of a step case rests on, besides data/.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepScenario {
+    pub deployment: Deployment,
+    /// Prompt tokens of each context request.
+    pub context: Vec<u32>,
+    pub generation: Option<Generation>,
+    pub execution: StepExecution,
 }

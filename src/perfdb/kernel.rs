@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
     schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[schemars(inline)]
 pub enum MoeKernel {
     /// trtllm-gen (recipe: `TRTLLM`).
     TrtllmGen,
@@ -29,6 +30,17 @@ pub enum MoeKernel {
     Deepgemm,
     /// TensorRT-LLM's Triton path.
     Triton,
+}
+
+impl MoeKernel {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TrtllmGen => "trtllm_gen",
+            Self::Cutlass => "cutlass",
+            Self::Deepgemm => "deepgemm",
+            Self::Triton => "triton",
+        }
+    }
 }
 
 /// A collective of the NCCL tables.
@@ -188,8 +200,9 @@ impl fmt::Display for OpKey {
                 distribution,
             } => write!(
                 f,
-                "moe {kernel:?} {dtype} hidden={hidden} inter={inter} topk={topk} \
-                 experts={experts} moe_tp={moe_tp} moe_ep={moe_ep} {distribution}"
+                "moe {} {dtype} hidden={hidden} inter={inter} topk={topk} \
+                 experts={experts} moe_tp={moe_tp} moe_ep={moe_ep} {distribution}",
+                kernel.as_str()
             ),
             Self::ContextAttention(k) => write!(f, "context attention {k}"),
             Self::GenerationAttention(k) => write!(f, "generation attention {k}"),

@@ -72,7 +72,13 @@ impl Replayer {
         scenario: &Scenario,
         policy: Policy,
     ) -> Result<Result<Composer, Refusal>, InputError> {
-        Composer::new(&self.database, &self.models, scenario, policy)
+        Composer::new(
+            &self.database,
+            &self.models,
+            &scenario.deployment,
+            scenario.workload.isl,
+            policy,
+        )
     }
 
     /// Predicts a scenario.
@@ -133,9 +139,9 @@ impl Replayer {
         policy: Policy,
         recorded: Option<&StepLog>,
     ) -> Result<Prediction, Refusal> {
-        if scenario.backend.name != BackendName::Trtllm {
+        if scenario.deployment.backend.name != BackendName::Trtllm {
             return Err(Refusal {
-                missing: format!("a replay of the {} scheduler", scenario.backend.name),
+                missing: format!("a replay of the {} scheduler", scenario.deployment.backend.name),
             });
         }
         let lengths = lengths::draw(&scenario.workload);

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use crate::compose::{Composer, LaneStart, Part, Paths, Stamp};
-use crate::model::{RankLoad, Scenario};
+use crate::model::{RankLoad, Scenario, captured};
 use crate::timing::Execution;
 
 use super::log::{IterationRecord, RankRecord, RequestRecord, StepLog};
@@ -78,6 +78,10 @@ pub(super) struct Executor<'a> {
     composer: &'a mut Composer,
     /// Fetches to repeat, where a recorded schedule is given.
     recorded: Option<&'a StepLog>,
+    /// Captured batch sizes of the decode graphs, ascending.
+    graph_sizes: Vec<u32>,
+    /// Captured token counts of the piecewise graphs, ascending.
+    piecewise_tokens: Vec<u32>,
     paths: Paths,
     requests: Vec<Request>,
     posted: usize,
@@ -105,6 +109,7 @@ impl<'a> Executor<'a> {
         lengths: &[(u32, u32)],
         recorded: Option<&'a StepLog>,
     ) -> Self {
+        let backend = scenario.deployment.backend.name;
         let paths = Paths::new();
         let origin = paths.origin();
         let requests = lengths
@@ -126,12 +131,16 @@ impl<'a> Executor<'a> {
         Self {
             scenario,
             recorded,
+            graph_sizes: (scenario.serving.cuda_graph.as_ref())
+                .map_or_else(Vec::new, |graph| graph.sizes(backend)),
+            piecewise_tokens: (scenario.serving.piecewise.as_ref())
+                .map_or_else(Vec::new, |piecewise| piecewise.token_counts()),
             paths,
             requests,
             posted: 0,
             arrivals: BinaryHeap::new(),
             waiting: VecDeque::new(),
-            ranks: (0..scenario.topology.dp)
+            ranks: (0..scenario.deployment.parallel.dp)
                 .map(|_| RankState::default())
                 .collect(),
             host: vec![origin; lanes],
@@ -371,7 +380,7 @@ impl<'a> Executor<'a> {
                     self.batch_waited = 0;
                 }
             }
-        } else if let Some(balance) = serving.balance {
+        } else if let Some(balance) = serving.attention_dp_balance {
             let all = |test: &dyn Fn(usize) -> bool| (0..fits.len()).all(test);
             let have_context = all(&|rank| fits[rank] > 0);
             let have_slots = all(&|rank| self.ranks[rank].generating < serving.max_batch_size);
@@ -423,12 +432,13 @@ impl<'a> Executor<'a> {
             return None;
         }
         let serving = &self.scenario.serving;
-        let captured = serving
-            .cuda_graph
-            .as_ref()
-            .filter(|_| !with_context)
-            .and_then(|graph| graph.captured(batch));
-        let execution = if let Some(captured_batch) = captured {
+        let padding = serving.cuda_graph.as_ref().is_some_and(|graph| graph.padding);
+        let graph = if with_context {
+            None
+        } else {
+            captured(&self.graph_sizes, batch, padding)
+        };
+        let execution = if let Some(captured_batch) = graph {
             // Every rank replays the graph of the same batch; padding attends to one token.
             for rank in &mut ranks {
                 rank.kv_sum += u64::from(captured_batch - rank.generation);
@@ -452,12 +462,9 @@ impl<'a> Executor<'a> {
                 prompts + rank.padded
             };
             let most = ranks.iter().map(tokens).max().unwrap_or(0);
-            match serving
-                .piecewise
-                .as_ref()
-                .filter(|_| with_context)
-                .and_then(|piecewise| piecewise.captured(most))
-            {
+            match with_context
+                .then(|| captured(&self.piecewise_tokens, most, true))
+                .flatten() {
                 Some(captured_tokens) => Execution::Piecewise { captured_tokens },
                 None => Execution::Eager,
             }

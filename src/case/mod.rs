@@ -1,0 +1,15 @@
+//! The YAML case: schema, defaults, and validation with line and column.
+
+mod date;
+mod load;
+mod measured;
+mod schema;
+mod tree;
+mod validate;
+
+pub use date::Date;
+pub use load::{Case, CaseFile, FILE_BYTES_MAX, OpCase, Silicon, StepCase, Tolerance};
+pub use measured::{OpMeasured, Outcome, StepMeasured};
+pub use schema::json_schema;
+pub use tree::Tree;
+pub use validate::ModelDims;
