@@ -5,6 +5,7 @@
 
 pub mod case;
 pub mod compose;
+pub mod gate;
 pub mod model;
 pub mod perfdb;
 pub mod replay;

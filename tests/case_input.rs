@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rstest::rstest;
-use stepgate::case::{
-    Case, CaseFile, Count, FILE_BYTES_MAX, ModelDims, MoeDtype, MoeKernel, OpKind, Outcome,
-    StepExecution, Tree, json_schema,
-};
+use stepgate::case::{Case, CaseFile, FILE_BYTES_MAX, ModelDims, Outcome, Tree, json_schema};
+use stepgate::model::{Count, MoeDtype, OpKind, StepExecution};
+use stepgate::perfdb::MoeKernel;
 use stepgate::timing::InputError;
 
 /// A valid case that uses every block.
@@ -801,8 +800,8 @@ fn as_row(case: &Case) -> BTreeMap<&'static str, String> {
         ("backend", deployment.backend.name.to_string()),
         ("backend_version", deployment.backend.version.clone()),
         ("precision", weights.to_owned()),
-        ("gpus", parallel.gpus().to_string()),
-        ("attention_dp", parallel.attention_dp().to_string()),
+        ("gpus", parallel.ranks().to_string()),
+        ("attention_dp", (parallel.dp > 1).to_string()),
         ("tp", parallel.tp.to_string()),
         ("dp", parallel.dp.to_string()),
         ("moe_tp", parallel.moe_tp.to_string()),

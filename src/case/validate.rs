@@ -5,16 +5,16 @@ use std::path::Path;
 use super::date::Date;
 use super::load::{Case, OpCase, Silicon, StepCase, Tolerance};
 use super::measured::{OpMeasured, StepMeasured};
-use crate::model::{
-    AttentionDpBalance, Backend, BatchWait, Capacity, Count, CudaGraph, Deployment, GemmDtype,
-    Generation, Kernels, KvCacheDtype, OpScenario, Piecewise, Precision, Scenario, Serving,
-    StepExecution, StepScenario, Workload,
-};
 use super::schema::{
     At, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX, HostKeys,
     ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, ParallelKeys, PiecewiseKeys,
     PrecisionKeys, REQUESTS_MAX, Real, ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX,
     TOKENS_MAX, ToleranceKeys, Whole, WorkloadKeys,
+};
+use crate::model::{
+    AttentionDpBalance, Backend, BatchWait, Capacity, Count, CudaGraph, Deployment, GemmDtype,
+    Generation, Kernels, KvCacheDtype, OpScenario, Piecewise, Precision, Scenario, Serving,
+    StepExecution, StepScenario, Workload,
 };
 use crate::timing::{InputError, SourceCell, Topology};
 

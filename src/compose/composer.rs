@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use crate::model::{Deployment, ModelConfig, Op, OpIndex, Plan, RankLoad, Units};
+use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
     Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance,
@@ -382,6 +382,23 @@ impl Composer {
         (costs.before_first_ms + costs.dispatch_ms, terms)
     }
 
+    /// Ops of a module with how often each stands in the forward.
+    pub fn ops_of(&self, module: Module) -> Vec<(OpIndex, f64)> {
+        self.plan
+            .ops
+            .iter()
+            .zip(&self.occurrences)
+            .enumerate()
+            .filter(|(_, (op, _))| op.module == module)
+            .map(|(index, (_, times))| (OpIndex(index as u16), *times))
+            .collect()
+    }
+
+    /// Prices one op of a step that every rank group shares alike.
+    pub fn price_alone(&mut self, op: OpIndex, load: &RankLoad) -> LookupId {
+        self.replay_term(op, load).lookup
+    }
+
     /// Composes one step. `loads` holds one entry per attention rank group.
     pub fn step(
         &mut self,
@@ -498,10 +515,15 @@ impl Composer {
         }
     }
 
-    /// What the prediction rests on so far. `modes` are the execution modes of its steps.
-    pub fn coverage(&self, modes: &BTreeSet<&'static str>) -> Coverage {
+    /// What the prediction rests on so far. `modes` are the execution modes of its steps;
+    /// `requests` says whether the boundaries of requests are part of it.
+    pub fn coverage(&self, modes: &BTreeSet<&'static str>, requests: bool) -> Coverage {
         let mut coverage = Coverage {
-            host: self.host_class,
+            host: if modes.contains(Execution::Eager.mode()) {
+                self.host_class
+            } else {
+                HostClass::NotNeeded
+            },
             missing: BTreeSet::new(),
             derived: BTreeMap::new(),
             gpu: self.pricer.anchors(),
@@ -516,17 +538,17 @@ impl Composer {
                         .missing
                         .insert(format!("{} ({mode})", gap.boundary));
                 }
-                Some(_) => {}
-                None => {
+                None if requests => {
                     coverage.missing.insert(gap.boundary.to_string());
                 }
+                _ => {}
             }
         }
         for (name, rule) in &self.derived {
             let of_mode = ["eager", "full_graph", "piecewise"]
                 .into_iter()
                 .find(|mode| name.contains(&format!("({mode})")));
-            if of_mode.is_none_or(|mode| modes.contains(mode)) {
+            if of_mode.map_or(requests, |mode| modes.contains(mode)) {
                 coverage.derived.insert(name.clone(), rule.clone());
             }
         }

@@ -176,6 +176,7 @@ pub(super) fn run(step: &PricedStep<'_>, cut: &Segments, start: &LaneStart) -> S
         host_ms,
         gpu_ms,
         gpu_path,
+        begin_ms: Vec::new(),
         wait_ms: Vec::new(),
     }
 }

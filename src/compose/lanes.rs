@@ -39,6 +39,8 @@ pub struct StepTimes {
     /// When the GPU stream of each lane has finished.
     pub gpu_ms: Vec<f64>,
     pub gpu_path: Vec<StepPath>,
+    /// When the first op of each lane started. Filled in by the reference only.
+    pub begin_ms: Vec<f64>,
     /// Time each lane spent inside collectives waiting for others: an outcome, in no sum. Filled
     /// in by the reference only.
     pub wait_ms: Vec<f64>,
@@ -71,6 +73,7 @@ pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
     let mut gpu_ms = start.gpu_ms.clone();
     let mut last: Vec<Before> = (0..lanes).map(Before::Stream).collect();
     let mut wait_ms = vec![0.0; lanes];
+    let mut begin_ms = vec![f64::NAN; lanes];
     let mut arrival = vec![(0.0_f64, Before::Stream(0)); lanes];
     let ready: Vec<f64> = (0..lanes)
         .map(|lane| start.host_ms[lane] + step.host[lane].before_first_ms)
@@ -94,6 +97,11 @@ pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
                     },
                 )
             };
+        }
+        for (begin, (ms, _)) in begin_ms.iter_mut().zip(&arrival) {
+            if begin.is_nan() {
+                *begin = *ms;
+            }
         }
         if info.key.is_collective() {
             let late = latest(&arrival);
@@ -133,6 +141,7 @@ pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
         host_ms,
         gpu_ms,
         gpu_path,
+        begin_ms,
         wait_ms,
     }
 }

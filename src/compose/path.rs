@@ -280,7 +280,12 @@ impl Paths {
                 *slot += weight;
             }
         }
-        (Receipt::new(&ttft, pricer), Receipt::new(&tpot, pricer))
+        // Weights lie between -1 and 1; what sums to less than their rounding is zero.
+        let noise = f64::EPSILON * self.nodes.len() as f64;
+        (
+            Receipt::new(&ttft, pricer, noise),
+            Receipt::new(&tpot, pricer, noise),
+        )
     }
 }
 
@@ -302,7 +307,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    fn new(by_lookup: &[Vec<f64>], pricer: &Pricer) -> Self {
+    fn new(by_lookup: &[Vec<f64>], pricer: &Pricer, noise: f64) -> Self {
         let rows = pricer.rows();
         let mut lines = Vec::new();
         let mut parts_ms = Vec::new();
@@ -310,7 +315,7 @@ impl Receipt {
         for part in Part::ALL {
             by_row.fill(0.0);
             for (index, times) in by_lookup[part as usize].iter().enumerate() {
-                if *times != 0.0 {
+                if times.abs() > noise {
                     for term in pricer.terms(LookupId(index as u32)) {
                         by_row[term.row.0 as usize] += times * term.coefficient();
                     }

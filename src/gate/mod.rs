@@ -2,6 +2,10 @@
 
 mod band;
 mod golden;
+mod points;
+mod report;
 
 pub use band::{Band, Bands, Breach, Comparison, Drift, compare};
-pub use golden::{Points, Predicted, Verdict, failure_message};
+pub use golden::{differs, error_pct, render};
+pub use points::{Points, Predicted, Verdict, bands_of};
+pub use report::failure_message;

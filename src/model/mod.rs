@@ -9,5 +9,6 @@ pub use plan::{Launch, Module, Op, OpIndex, Plan, RankLoad, Units};
 pub use scenario::{
     AttentionDpBalance, AttentionDtype, AttentionKernel, Backend, BackendName, BatchWait, Capacity,
     Count, CudaGraph, Deployment, GemmDtype, Generation, Kernels, KvCacheDtype, MoeDtype, OpKind,
-    OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution, StepScenario, Workload, captured,
+    OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution, StepScenario, Workload,
+    captured,
 };

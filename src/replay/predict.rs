@@ -141,7 +141,10 @@ impl Replayer {
     ) -> Result<Prediction, Refusal> {
         if scenario.deployment.backend.name != BackendName::Trtllm {
             return Err(Refusal {
-                missing: format!("a replay of the {} scheduler", scenario.deployment.backend.name),
+                missing: format!(
+                    "a replay of the {} scheduler",
+                    scenario.deployment.backend.name
+                ),
             });
         }
         let lengths = lengths::draw(&scenario.workload);
@@ -184,7 +187,7 @@ impl Replayer {
             requests_per_s: lengths.len() as f64 / end_ms * 1e3,
             output_tokens_per_s: tokens as f64 / end_ms * 1e3,
             steps,
-            coverage: composer.coverage(&modes),
+            coverage: composer.coverage(&modes, true),
             rows: composer.pricer().rows().clone(),
             log,
         })

@@ -432,7 +432,10 @@ impl<'a> Executor<'a> {
             return None;
         }
         let serving = &self.scenario.serving;
-        let padding = serving.cuda_graph.as_ref().is_some_and(|graph| graph.padding);
+        let padding = serving
+            .cuda_graph
+            .as_ref()
+            .is_some_and(|graph| graph.padding);
         let graph = if with_context {
             None
         } else {
@@ -464,7 +467,8 @@ impl<'a> Executor<'a> {
             let most = ranks.iter().map(tokens).max().unwrap_or(0);
             match with_context
                 .then(|| captured(&self.piecewise_tokens, most, true))
-                .flatten() {
+                .flatten()
+            {
                 Some(captured_tokens) => Execution::Piecewise { captured_tokens },
                 None => Execution::Eager,
             }

@@ -37,6 +37,8 @@ pub enum HostClass {
     Derived,
     /// No row: the prediction is a floor.
     Missing,
+    /// No step runs eagerly.
+    NotNeeded,
 }
 
 impl HostClass {
@@ -46,6 +48,7 @@ impl HostClass {
             Self::MeasuredHostUnrecorded => "measured, host unrecorded",
             Self::Derived => "derived",
             Self::Missing => "missing",
+            Self::NotNeeded => "no eager step",
         }
     }
 }

@@ -1,0 +1,155 @@
+//! Cases by name: loaded, validated, predicted and held to their goldens.
+
+use std::path::{Path, PathBuf};
+
+use crate::case::{Case, CaseFile, ModelDims, OpCase, StepCase, Tree};
+use crate::model::ModelConfig;
+use crate::perfdb::Refusal;
+use crate::replay::{OpPrediction, Outcome, Replayer, StepPrediction};
+use crate::timing::{InputError, Policy};
+
+use super::band::{Bands, Comparison, compare};
+use super::golden;
+
+/// A project folder: `cases/`, `goldens/` and `data/`.
+#[derive(Debug)]
+pub struct Points {
+    root: PathBuf,
+    tree: Tree,
+    replayer: Replayer,
+}
+
+/// A predicted case.
+#[derive(Debug)]
+pub enum Predicted {
+    Serving {
+        case: Box<Case>,
+        strict: Box<Outcome>,
+        estimate: Box<Outcome>,
+    },
+    Op {
+        case: Box<OpCase>,
+        prediction: Result<OpPrediction, Refusal>,
+    },
+    Step {
+        case: Box<StepCase>,
+        strict: Result<StepPrediction, Refusal>,
+        estimate: Result<StepPrediction, Refusal>,
+    },
+}
+
+/// A fresh prediction beside its golden.
+#[derive(Debug)]
+pub struct Verdict {
+    /// Text of the fresh prediction.
+    pub fresh: String,
+    pub golden: Option<String>,
+    /// `None` without a golden.
+    pub comparison: Option<Comparison>,
+}
+
+impl Points {
+    /// Opens a project folder; op tables come from `systems_dir` where one is given.
+    pub fn open(root: &Path, systems_dir: Option<&Path>) -> Result<Self, InputError> {
+        Ok(Self {
+            root: root.to_path_buf(),
+            tree: Tree::open(root.join("cases"))?,
+            replayer: Replayer::open(&root.join("data"), systems_dir)?,
+        })
+    }
+
+    pub fn replayer(&self) -> &Replayer {
+        &self.replayer
+    }
+
+    /// Names of all cases, sorted; reads none of them.
+    pub fn names(&self) -> Result<Vec<String>, InputError> {
+        self.tree.names()
+    }
+
+    /// Reads and validates one case by its exact name.
+    pub fn case(&self, name: &str) -> Result<CaseFile, InputError> {
+        self.load(&self.tree.path_of(name)?)
+    }
+
+    /// Reads and validates a case file anywhere.
+    pub fn load(&self, file: &Path) -> Result<CaseFile, InputError> {
+        let case = CaseFile::load(file)?;
+        let config = ModelConfig::load(self.replayer.models(), &case.deployment().model)?;
+        case.validate(&ModelDims {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            experts: config.experts.map(|experts| experts.count),
+        })?;
+        Ok(case)
+    }
+
+    /// Predicts a case under both policies.
+    pub fn predict(&self, case: CaseFile) -> Result<Predicted, InputError> {
+        Ok(match case {
+            CaseFile::Serving(case) => {
+                let scenario = case.scenario();
+                let predict = |policy| self.replayer.predict(&scenario, policy);
+                Predicted::Serving {
+                    strict: Box::new(predict(Policy::Strict)?),
+                    estimate: Box::new(predict(Policy::Estimate)?),
+                    case: Box::new(case),
+                }
+            }
+            CaseFile::Op(case) => Predicted::Op {
+                prediction: self.replayer.op(&case.scenario())?,
+                case: Box::new(case),
+            },
+            CaseFile::Step(case) => {
+                let scenario = case.scenario();
+                Predicted::Step {
+                    strict: self.replayer.step(&scenario, Policy::Strict)?,
+                    estimate: self.replayer.step(&scenario, Policy::Estimate)?,
+                    case: Box::new(case),
+                }
+            }
+        })
+    }
+
+    /// Where a case's golden lies: the same path under `goldens/`, with the ending `.snap`.
+    pub fn golden_path(&self, name: &str) -> PathBuf {
+        self.root.join("goldens").join(format!("{name}.snap"))
+    }
+
+    /// The text of a case's golden, without insta's header; `None` if there is none.
+    pub fn golden(&self, name: &str) -> Result<Option<String>, InputError> {
+        let file = self.golden_path(name);
+        match std::fs::read_to_string(&file) {
+            Ok(text) => golden::body(&text, &file).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(InputError::new(
+                &file,
+                format!("cannot read the golden: {error}"),
+                "restore it from git",
+            )),
+        }
+    }
+
+    /// Predicts a case and compares it with its golden.
+    pub fn verdict(&self, name: &str) -> Result<Verdict, InputError> {
+        let case = self.case(name)?;
+        let bands = bands_of(&case);
+        let fresh = golden::render(&self.predict(case)?);
+        let golden = self.golden(name)?;
+        Ok(Verdict {
+            comparison: golden
+                .as_ref()
+                .map(|golden| compare(golden, &fresh, &bands)),
+            fresh,
+            golden,
+        })
+    }
+}
+
+/// The bands of a case, widened where a serving case says so.
+pub fn bands_of(case: &CaseFile) -> Bands {
+    match case {
+        CaseFile::Serving(case) => Bands::of_case(case.tolerance.as_ref()),
+        CaseFile::Op(_) | CaseFile::Step(_) => Bands::default(),
+    }
+}
