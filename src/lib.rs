@@ -4,6 +4,7 @@
 //! The main path: `case` -> scenario -> plan -> rows -> lanes -> `replay` -> prediction -> golden.
 
 pub mod case;
+pub mod cli;
 pub mod compose;
 pub mod gate;
 pub mod model;

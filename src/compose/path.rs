@@ -239,17 +239,30 @@ impl Paths {
         self.weights[from.node.0 as usize][TPOT] -= weight;
     }
 
-    /// Terms from the root to `stamp`, latest first, as (part, lookup, times).
-    pub fn trail(&self, stamp: Stamp) -> Vec<PathTerm> {
-        let mut trail = Vec::new();
-        let mut at = stamp.node;
-        while at != NodeId(0) {
+    /// The way to `to` since it parted from the way to `from`, in order of time. Terms that only
+    /// the way to `from` has come first, negative: the difference of two paths.
+    pub fn between(&self, from: Stamp, to: Stamp) -> Vec<PathTerm> {
+        let (mut a, mut b) = (from.node, to.node);
+        let (mut back, mut forth) = (Vec::new(), Vec::new());
+        // Parents have smaller ids, so the larger of two different nodes is no common ancestor.
+        while a != b {
+            let (at, terms) = if a > b {
+                (&mut a, &mut back)
+            } else {
+                (&mut b, &mut forth)
+            };
             let node = self.nodes[at.0 as usize];
-            trail.extend_from_slice(self.slice(node.terms));
-            trail.extend_from_slice(self.slice(node.shared));
-            at = node.parent;
+            terms.extend(self.slice(node.shared).iter().rev());
+            terms.extend(self.slice(node.terms).iter().rev());
+            *at = node.parent;
         }
-        trail
+        back.into_iter()
+            .map(|term: &PathTerm| PathTerm {
+                times: -term.times,
+                ..*term
+            })
+            .chain(forth.into_iter().rev().copied())
+            .collect()
     }
 
     fn slice(&self, range: TermRange) -> &[PathTerm] {

@@ -58,6 +58,10 @@ impl Points {
         })
     }
 
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub fn replayer(&self) -> &Replayer {
         &self.replayer
     }

@@ -11,4 +11,4 @@ pub use evidence::{OpPrediction, OpShare, StepPrediction};
 pub use lengths::draw as draw_lengths;
 pub use log::{IterationRecord, RankRecord, RequestRecord, StepKind, StepLog};
 pub use metrics::{Metric, Quantile};
-pub use predict::{Outcome, Prediction, Replayer};
+pub use predict::{Outcome, Prediction, Replayer, RequestWay};

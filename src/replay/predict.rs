@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::compose::{Composer, Method, Receipt};
+use crate::compose::{Composer, Method, Part, Paths, Receipt, Stamp};
 use crate::model::{BackendName, Scenario};
-use crate::perfdb::{Database, Refusal};
-use crate::timing::{Coverage, InputError, Origin, Policy, Rows};
+use crate::perfdb::{Database, Pricer, Refusal};
+use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
 
 use super::lengths;
 use super::log::StepLog;
 use super::metrics::Metric;
-use super::trtllm::Executor;
+use super::trtllm::{Executor, Replayed};
 
 /// A predicted serving point. Times in milliseconds.
 #[derive(Debug, Clone)]
@@ -29,8 +29,48 @@ pub struct Prediction {
     pub steps: BTreeMap<String, u64>,
     pub coverage: Coverage,
     pub log: StepLog,
+    /// Ways to a typical first token and to the slowest one.
+    pub ways: Vec<RequestWay>,
     /// The rows that the receipts' coefficients multiply.
     pub rows: Rows,
+}
+
+/// One request's way to its first token. Times in milliseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestWay {
+    pub request: u32,
+    /// POST until the executor has it.
+    pub arrival_ms: f64,
+    /// In the executor's queue.
+    pub queue_ms: f64,
+    /// From its schedule to the client's first chunk, along the critical path, in order of time:
+    /// part, row and milliseconds. Equal neighbours are summed.
+    pub path: Vec<(Part, RowId, f64)>,
+}
+
+impl RequestWay {
+    fn of(request: u32, stamps: &[[Stamp; 4]], paths: &Paths, pricer: &Pricer) -> Self {
+        let [post, arrival, scheduled, first] = stamps[request as usize];
+        let mut path: Vec<(Part, RowId, f64)> = Vec::new();
+        for term in paths.between(scheduled, first) {
+            for row in pricer.terms(term.lookup) {
+                let ms = term.times * row.coefficient() * pricer.rows().ms(row.row);
+                match path
+                    .iter_mut()
+                    .find(|(part, id, _)| *part == term.part && *id == row.row)
+                {
+                    Some((_, _, sum)) => *sum += ms,
+                    None => path.push((term.part, row.row, ms)),
+                }
+            }
+        }
+        Self {
+            request,
+            arrival_ms: arrival.ms - post.ms,
+            queue_ms: scheduled.ms - arrival.ms,
+            path,
+        }
+    }
 }
 
 /// What a scenario comes to.
@@ -83,13 +123,7 @@ impl Replayer {
 
     /// Predicts a scenario.
     pub fn predict(&self, scenario: &Scenario, policy: Policy) -> Result<Outcome, InputError> {
-        Ok(match self.composer(scenario, policy)? {
-            Ok(composer) => match Self::replay(composer, scenario, policy, None) {
-                Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
-                Err(refusal) => Outcome::Refused(refusal),
-            },
-            Err(refusal) => Outcome::Refused(refusal),
-        })
+        self.predict_with(scenario, policy, None, |_| {})
     }
 
     /// Predicts with every row that `pick` selects multiplied by `factor`, on the schedule of
@@ -102,33 +136,37 @@ impl Replayer {
         pick: impl Fn(&Origin) -> bool,
         recorded: Option<&StepLog>,
     ) -> Result<Outcome, InputError> {
-        Ok(match self.composer(scenario, policy)? {
-            Ok(mut composer) => {
-                composer.scale_rows(factor, pick);
-                match Self::replay(composer, scenario, policy, recorded) {
-                    Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
-                    Err(refusal) => Outcome::Refused(refusal),
-                }
-            }
-            Err(refusal) => Outcome::Refused(refusal),
+        self.predict_with(scenario, policy, recorded, |composer| {
+            composer.scale_rows(factor, pick);
         })
     }
 
-    /// Predicts op by op: the reference that the fast path is held to.
+    /// Predicts by a method of choice: the reference that the fast path is held to.
     pub fn predict_by(
         &self,
         scenario: &Scenario,
         policy: Policy,
         method: Method,
     ) -> Result<Outcome, InputError> {
-        Ok(match self.composer(scenario, policy)? {
-            Ok(mut composer) => {
-                composer.set_method(method);
-                match Self::replay(composer, scenario, policy, None) {
-                    Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
-                    Err(refusal) => Outcome::Refused(refusal),
-                }
-            }
+        self.predict_with(scenario, policy, None, |composer| {
+            composer.set_method(method);
+        })
+    }
+
+    fn predict_with(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+        recorded: Option<&StepLog>,
+        prepare: impl FnOnce(&mut Composer),
+    ) -> Result<Outcome, InputError> {
+        let mut composer = match self.composer(scenario, policy)? {
+            Ok(composer) => composer,
+            Err(refusal) => return Ok(Outcome::Refused(refusal)),
+        };
+        prepare(&mut composer);
+        Ok(match Self::replay(composer, scenario, policy, recorded) {
+            Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
             Err(refusal) => Outcome::Refused(refusal),
         })
     }
@@ -148,7 +186,8 @@ impl Replayer {
             });
         }
         let lengths = lengths::draw(&scenario.workload);
-        let (log, paths) = Executor::new(scenario, &mut composer, &lengths, recorded).run();
+        let Replayed { log, paths, stamps } =
+            Executor::new(scenario, &mut composer, &lengths, recorded).run();
         let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
             log.requests
@@ -178,7 +217,17 @@ impl Replayer {
                     .or_insert(0) += 1;
             }
         }
+        let slowest = log
+            .requests
+            .iter()
+            .enumerate()
+            .max_by(|a, b| a.1.ttft_ms().total_cmp(&b.1.ttft_ms()).then(b.0.cmp(&a.0)))
+            .map_or(0, |(index, _)| index as u32);
+        let ways = [ttft.p50.request, slowest]
+            .map(|request| RequestWay::of(request, &stamps, &paths, composer.pricer()))
+            .into();
         Ok(Prediction {
+            ways,
             policy,
             ttft,
             tpot,

@@ -73,6 +73,14 @@ struct Pending {
     finished: Vec<u32>,
 }
 
+/// A finished replay.
+pub(super) struct Replayed {
+    pub log: StepLog,
+    pub paths: Paths,
+    /// POST, arrival, schedule and first token of each request.
+    pub stamps: Vec<[Stamp; 4]>,
+}
+
 pub(super) struct Executor<'a> {
     scenario: &'a Scenario,
     composer: &'a mut Composer,
@@ -159,7 +167,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Runs every request to its last token.
-    pub(super) fn run(mut self) -> (StepLog, Paths) {
+    pub(super) fn run(mut self) -> Replayed {
         let origin = self.paths.origin();
         for _ in 0..self.scenario.workload.concurrency {
             self.post(origin);
@@ -184,7 +192,22 @@ impl<'a> Executor<'a> {
             iterations: self.log,
             requests,
         };
-        (log, self.paths)
+        Replayed {
+            log,
+            paths: self.paths,
+            stamps: self
+                .requests
+                .iter()
+                .map(|request| {
+                    [
+                        request.post,
+                        request.arrival,
+                        request.scheduled,
+                        request.first,
+                    ]
+                })
+                .collect(),
+        }
     }
 
     /// The client posts its next request, if it has one left.

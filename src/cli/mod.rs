@@ -1,0 +1,13 @@
+//! The binary's subcommands.
+
+mod accuracy;
+mod args;
+mod coverage;
+mod drift;
+mod predict;
+mod run;
+mod select;
+mod tables;
+mod text;
+
+pub use run::run;

@@ -1,0 +1,131 @@
+//! Runs a subcommand and turns its end into an exit code.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::case;
+use crate::gate::Points;
+use crate::timing::InputError;
+
+use super::args::{Arguments, Command, TablesCommand};
+use super::{accuracy, coverage, drift, predict, tables};
+
+/// Why a subcommand ended early.
+#[derive(Debug)]
+pub enum Stop {
+    Input(InputError),
+    /// Standard output went away, or another write failed.
+    Output(io::Error),
+}
+
+impl From<InputError> for Stop {
+    fn from(error: InputError) -> Self {
+        Self::Input(error)
+    }
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Unrecorded change.
+const CHANGED: u8 = 1;
+/// Bad input.
+const BAD_INPUT: u8 = 5;
+
+/// Parses the arguments and runs the subcommand they name.
+///
+/// Exit codes: 0 done, 1 a golden was left, 2 usage, 5 bad input.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let ended = execute(arguments, &mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
+    match ended {
+        Ok(code) => code,
+        Err(Stop::Input(error)) => {
+            // What was printed before the error stays.
+            let _ = out.flush();
+            eprintln!("error: {error}");
+            ExitCode::from(BAD_INPUT)
+        }
+        // A reader that has seen enough, such as `head`.
+        Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Stop::Output(error)) => {
+            eprintln!("error: cannot write the output: {error}");
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}
+
+fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> {
+    let open = || -> Result<Points, Stop> {
+        let root = match &arguments.root {
+            Some(root) => root.clone(),
+            None => find_root()?,
+        };
+        Ok(Points::open(&root, arguments.systems_dir.as_deref())?)
+    };
+    match arguments.command {
+        Command::Predict {
+            cases,
+            explain,
+            receipt,
+            json,
+        } => {
+            let style = predict::Style {
+                explain,
+                receipt,
+                json,
+            };
+            predict::run(&open()?, &cases, style, out)?;
+        }
+        Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
+        Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,
+        Command::Drift { cases, json } => {
+            if drift::run(&open()?, &cases, json, out)? {
+                return Ok(ExitCode::from(CHANGED));
+            }
+        }
+        Command::Schema => {
+            let schema = serde_json::to_string_pretty(&case::json_schema())
+                .map_err(|error| Stop::Output(error.into()))?;
+            writeln!(out, "{schema}")?;
+        }
+        Command::Tables {
+            command:
+                TablesCommand::Import {
+                    source,
+                    models,
+                    systems,
+                    out: folder,
+                    package_version,
+                },
+        } => tables::import(source, models, systems, folder, package_version, out)?,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut *out);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The nearest folder upwards that holds `cases/` and `data/`.
+fn find_root() -> Result<PathBuf, InputError> {
+    let here = std::env::current_dir().map_err(|error| {
+        InputError::new(".", format!("cannot tell the current folder: {error}"), "")
+    })?;
+    here.ancestors()
+        .find(|folder| folder.join("cases").is_dir() && folder.join("data").is_dir())
+        .map(Path::to_path_buf)
+        .ok_or_else(|| {
+            InputError::new(
+                &here,
+                "no folder from here upwards holds cases/ and data/",
+                "change into the project, or name it with --root",
+            )
+        })
+}

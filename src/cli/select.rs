@@ -1,0 +1,153 @@
+//! Which cases a command works on, and predicting them on every core.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::case::CaseFile;
+use crate::gate::{Points, Predicted};
+use crate::timing::InputError;
+
+/// A case by the name it is reported under.
+pub struct Selected {
+    pub name: String,
+    pub case: CaseFile,
+}
+
+/// Cases by name, by folder of names, or by file path; all of them where none is asked for.
+pub fn select(points: &Points, wanted: &[String]) -> Result<Vec<Selected>, InputError> {
+    let mut selected = Vec::new();
+    let mut all: Option<Vec<String>> = None;
+    if wanted.is_empty() {
+        for name in points.names()? {
+            let case = points.case(&name)?;
+            selected.push(Selected { name, case });
+        }
+        return Ok(selected);
+    }
+    for name in wanted {
+        if Path::new(name).extension().is_some_and(|end| end == "yaml") {
+            let case = points.load(Path::new(name))?;
+            selected.push(Selected {
+                name: name.clone(),
+                case,
+            });
+            continue;
+        }
+        let folder = name.trim_end_matches('/');
+        if all.is_none() {
+            all = Some(points.names()?);
+        }
+        let under: Vec<&String> = all
+            .iter()
+            .flatten()
+            .filter(|known| {
+                known
+                    .strip_prefix(folder)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
+            .collect();
+        if under.is_empty() {
+            // An exact name gets the located error of a missing or escaping path.
+            let case = points.case(folder)?;
+            selected.push(Selected {
+                name: folder.to_owned(),
+                case,
+            });
+        }
+        for name in under {
+            selected.push(Selected {
+                name: name.clone(),
+                case: points.case(name)?,
+            });
+        }
+    }
+    Ok(selected)
+}
+
+/// Predicts on every core and hands the results to `each` in the order of `selected`.
+pub fn predict_all(
+    points: &Points,
+    selected: Vec<Selected>,
+    mut each: impl FnMut(String, Predicted) -> io::Result<()>,
+) -> Result<(), super::run::Stop> {
+    let total = selected.len();
+    let names: Vec<String> = selected.iter().map(|one| one.name.clone()).collect();
+    let queue: Vec<_> = selected
+        .into_iter()
+        .map(|one| std::sync::Mutex::new(Some(one.case)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut waiting: Vec<Option<Result<Predicted, InputError>>> =
+        (0..total).map(|_| None).collect();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads.min(total) {
+            let (sender, next, queue) = (sender.clone(), &next, &queue);
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(slot) = queue.get(at) else { return };
+                    let case = slot.lock().ok().and_then(|mut slot| slot.take());
+                    if let Some(case) = case
+                        && sender.send((at, points.predict(case))).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut progress = Progress::new(total);
+        let mut shown = 0;
+        for (at, predicted) in receiver {
+            waiting[at] = Some(predicted);
+            progress.tick();
+            while let Some(ready) = waiting.get_mut(shown).and_then(Option::take) {
+                progress.clear();
+                each(names[shown].clone(), ready?)?;
+                shown += 1;
+            }
+        }
+        progress.clear();
+        Ok(())
+    })
+}
+
+/// A counter on a terminal's standard error, once a command has run for a second.
+struct Progress {
+    total: usize,
+    done: usize,
+    begun: Instant,
+    shown: bool,
+}
+
+impl Progress {
+    fn new(total: usize) -> Self {
+        Self {
+            total,
+            done: 0,
+            begun: Instant::now(),
+            shown: false,
+        }
+    }
+
+    fn tick(&mut self) {
+        self.done += 1;
+        if self.begun.elapsed() > Duration::from_secs(1) && io::stderr().is_terminal() {
+            eprint!("\rpredicted {} of {} cases", self.done, self.total);
+            let _ = io::stderr().flush();
+            self.shown = true;
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[2K");
+            self.shown = false;
+        }
+    }
+}
