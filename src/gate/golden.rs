@@ -60,7 +60,7 @@ fn write_case(out: &mut String, predicted: &Predicted) -> fmt::Result {
             for measured in &case.measured {
                 writeln!(out, "  {}: {}", measured.label, measured.ms)?;
             }
-            match prediction {
+            match prediction.as_ref() {
                 Ok(prediction) => {
                     write_op(out, prediction)?;
                     writeln!(out, "  error_pct:")?;
@@ -93,7 +93,7 @@ fn write_case(out: &mut String, predicted: &Predicted) -> fmt::Result {
             };
             write("strict", strict, None)?;
             if strict != estimate {
-                let strict = strict.as_ref().ok();
+                let strict = strict.as_ref().as_ref().ok();
                 write("estimate", estimate, strict.map(|strict| &strict.coverage))?;
             }
         }

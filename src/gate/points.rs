@@ -29,12 +29,12 @@ pub enum Predicted {
     },
     Op {
         case: Box<OpCase>,
-        prediction: Result<OpPrediction, Refusal>,
+        prediction: Box<Result<OpPrediction, Refusal>>,
     },
     Step {
         case: Box<StepCase>,
-        strict: Result<StepPrediction, Refusal>,
-        estimate: Result<StepPrediction, Refusal>,
+        strict: Box<Result<StepPrediction, Refusal>>,
+        estimate: Box<Result<StepPrediction, Refusal>>,
     },
 }
 
@@ -101,14 +101,14 @@ impl Points {
                 }
             }
             CaseFile::Op(case) => Predicted::Op {
-                prediction: self.replayer.op(&case.scenario())?,
+                prediction: Box::new(self.replayer.op(&case.scenario())?),
                 case: Box::new(case),
             },
             CaseFile::Step(case) => {
                 let scenario = case.scenario();
                 Predicted::Step {
-                    strict: self.replayer.step(&scenario, Policy::Strict)?,
-                    estimate: self.replayer.step(&scenario, Policy::Estimate)?,
+                    strict: Box::new(self.replayer.step(&scenario, Policy::Strict)?),
+                    estimate: Box::new(self.replayer.step(&scenario, Policy::Estimate)?),
                     case: Box::new(case),
                 }
             }

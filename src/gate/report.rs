@@ -49,9 +49,11 @@ pub fn failure_message(name: &str, golden: &str, fresh: &str, comparison: &Compa
         let _ = writeln!(text, "  and {} more", breaches.len() - NAMED);
     }
     let _ = writeln!(text, "\n--- golden\n+++ fresh");
-    for group in TextDiff::from_lines(golden, fresh).grouped_ops(1) {
+    let (golden, fresh) = (golden.trim_end(), fresh.trim_end());
+    let diff = TextDiff::from_lines(golden, fresh);
+    for group in diff.grouped_ops(1) {
         for op in group {
-            for change in TextDiff::from_lines(golden, fresh).iter_changes(&op) {
+            for change in diff.iter_changes(&op) {
                 let sign = match change.tag() {
                     ChangeTag::Delete => '-',
                     ChangeTag::Insert => '+',

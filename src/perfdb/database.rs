@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
 
-use crate::timing::{InputError, OpTable, Origin, Rows};
+use crate::timing::{InputError, OpTable, Rows};
 
 use super::grid::{Grid, Site};
 use super::host::HostRows;
@@ -128,14 +128,7 @@ impl Database {
             }
             let flags = transfer_flags(key, &candidate, framework, version, &sites);
             let grid = Grid::build(key.clone(), sites, |ms, index, duplicates| {
-                rows.push(
-                    ms,
-                    Origin::Op {
-                        table: Arc::clone(&table),
-                        index,
-                        duplicates,
-                    },
-                )
+                rows.op_row(&table, index, ms, duplicates)
             });
             return Ok(Ok((grid, flags)));
         }

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::import::VERSIONS;
+
 /// Family of the experts' kernel, from the recipe's MoE backend.
 #[derive(
     Debug,
@@ -242,9 +244,9 @@ pub(super) struct Candidate {
 
 /// Versions of the op tables in use. Releases without tables of their own fall back to these,
 /// flagged as a version transfer.
-const TRTLLM: &str = "1.3.0rc20";
-const SGLANG: &str = "0.5.14";
-const NCCL: &str = "2.29.2";
+const TRTLLM: &str = VERSIONS[0].1;
+const SGLANG: &str = VERSIONS[1].1;
+const NCCL: &str = VERSIONS[2].1;
 
 impl OpKey {
     /// Tables that may answer, best first.

@@ -88,7 +88,10 @@ impl Pricer {
         key: &OpKey,
     ) -> Result<Result<OpId, Refusal>, InputError> {
         let id = OpId(self.ops.len() as u16);
-        let (grid, flags) = if matches!(key, OpKey::Memory) {
+        let known = self.ops.iter().find(|op| op.grid.key == *key);
+        let (grid, flags) = if let Some(known) = known {
+            (Arc::clone(&known.grid), known.flags.clone())
+        } else if matches!(key, OpKey::Memory) {
             let bytes_per_ms = database.memory_bytes_per_ms(system)?;
             let row = self.rows.push(
                 1.0 / bytes_per_ms,
@@ -101,16 +104,16 @@ impl Pricer {
                 key: key.clone(),
                 root: Level::Axis(vec![(1.0, Level::Row(row))]),
             };
-            (grid, vec!["roofline".to_owned()])
+            (Arc::new(grid), vec!["roofline".to_owned()])
         } else {
             match database.grid(system, framework, version, key, &mut self.rows)? {
-                Ok(found) => found,
+                Ok((grid, flags)) => (Arc::new(grid), flags),
                 Err(refusal) => return Ok(Err(refusal)),
             }
         };
         self.ops.push(ResolvedOp {
             name: name.to_owned(),
-            grid: Arc::new(grid),
+            grid,
             flags,
             anchor: Anchor::default(),
         });

@@ -1,6 +1,6 @@
 //! Timing rows: boundary + execution identity + where and what + shape + samples + provenance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -172,6 +172,8 @@ pub struct Duplicates {
 pub struct Rows {
     ms: Vec<f64>,
     origins: Vec<Origin>,
+    /// Rows of op tables by the table's address and position: a row stands here once, whoever uses it.
+    of_tables: HashMap<(usize, u32), RowId>,
 }
 
 impl Rows {
@@ -179,6 +181,30 @@ impl Rows {
         let id = RowId(self.ms.len() as u32);
         self.ms.push(ms);
         self.origins.push(origin);
+        id
+    }
+
+    /// A row of an op table; the same id each time it is asked for.
+    pub fn op_row(
+        &mut self,
+        table: &Arc<OpTable>,
+        index: u32,
+        ms: f64,
+        duplicates: Option<Duplicates>,
+    ) -> RowId {
+        let key = (Arc::as_ptr(table).addr(), index);
+        if let Some(known) = self.of_tables.get(&key) {
+            return *known;
+        }
+        let id = self.push(
+            ms,
+            Origin::Op {
+                table: Arc::clone(table),
+                index,
+                duplicates,
+            },
+        );
+        self.of_tables.insert(key, id);
         id
     }
 
