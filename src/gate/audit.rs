@@ -682,8 +682,8 @@ fn field(
             let sum: f64 = same.iter().map(|(_, row)| latency[*row]).sum();
             let mean = sum / same.len() as f64;
             let address = (Arc::as_ptr(table), first as u32);
-            // A row that the prediction was not given cannot be on its path; if the search wants
-            // it, the weights will not sum to one.
+            // A row that the prediction was not given cannot be on its path: a fault once a search
+            // ends there.
             let Some(&known) = sources.of_table.get(&address) else {
                 points.push(Point {
                     at: same[0].0,
