@@ -70,10 +70,15 @@ impl Pricer {
         &self.rows
     }
 
-    /// Scales the rows that `pick` selects; to be called before anything is priced.
+    /// Scales the rows that `pick` selects, and with them the lookups made so far.
     pub fn scale_rows(&mut self, factor: f64, pick: impl Fn(&Origin) -> bool) {
-        assert!(self.lookups.is_empty(), "rows change before pricing starts");
         self.rows.scale(factor, pick);
+        for lookup in &mut self.lookups {
+            lookup.ms = self.terms[lookup.first as usize..(lookup.first + lookup.count) as usize]
+                .iter()
+                .map(|term| term.coefficient() * self.rows.ms(term.row))
+                .sum();
+        }
     }
 
     /// Finds the rows that price `key` and returns the op's handle, or the refusal that names

@@ -1,0 +1,624 @@
+//! The five proofs over every serving case, and that each catches its planted fault.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use stepgate::case::{Case, CaseFile};
+use stepgate::compose::{Part, Receipt};
+use stepgate::gate::{
+    AuditFault, AuditReport, Check, Points, Predicted, Proof, audit, blindness, check_weights,
+    homogeneity, measured_cells, no_leak, null, render, sees_no_answer, sums,
+};
+use stepgate::model::ModelConfig;
+use stepgate::replay::{Metric, Outcome, Prediction, RequestRecord, StepLog};
+use stepgate::timing::{InputError, Origin, Policy};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+/// The point that was run again on the host its rows come from.
+const CASE: &str = "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4";
+
+/// What the audit finds wrong with the composer, by case and policy, until that is mended: the
+/// launches of a forward are counted from rank group 0 alone, so where only another one has a
+/// prompt, the submissions of a step add up to more than its dispatch time.
+const FOUND: [(&str, Policy); 2] = [
+    (
+        "gpt-oss-120b/b200-trtllm/dp2-ep2/1024-1024-c256",
+        Policy::Estimate,
+    ),
+    (
+        "gpt-oss-120b/b200-trtllm/dp4-ep4/1024-1024-c64",
+        Policy::Estimate,
+    ),
+];
+
+fn points() -> &'static Points {
+    static POINTS: OnceLock<Points> = OnceLock::new();
+    POINTS.get_or_init(|| Points::open(Path::new(ROOT), None).expect("the project opens"))
+}
+
+fn serving_case(name: &str) -> Case {
+    match points().case(name).expect("the case loads") {
+        CaseFile::Serving(case) => case,
+        other => panic!("{} is no serving case", other.file().display()),
+    }
+}
+
+fn cases() -> Vec<(String, CaseFile)> {
+    let names = points().names().expect("the cases list");
+    let load = |name: String| {
+        let case = points().case(&name).expect("the case loads");
+        (name, case)
+    };
+    names.into_iter().map(load).collect()
+}
+
+fn serving_cases() -> Vec<(String, Case)> {
+    let serving = |(name, case)| match case {
+        CaseFile::Serving(case) => Some((name, case)),
+        _ => None,
+    };
+    cases().into_iter().filter_map(serving).collect()
+}
+
+fn predict(case: &Case, policy: Policy) -> Prediction {
+    let outcome = points().replayer().predict(&case.scenario(), policy);
+    match outcome.expect("the data is sound") {
+        Outcome::Predicted(prediction) => *prediction,
+        Outcome::Refused(refusal) => panic!("{}: {refusal}", case.file.display()),
+    }
+}
+
+/// A predictor whose rows are scaled.
+fn scaled(
+    case: &Case,
+    policy: Policy,
+) -> impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError> {
+    let scenario = case.scenario();
+    move |factor, recorded| {
+        points()
+            .replayer()
+            .predict_scaled(&scenario, policy, factor, |_| true, recorded)
+    }
+}
+
+fn audited(case: &Case, prediction: &Prediction) -> Result<AuditReport, Vec<AuditFault>> {
+    let scenario = case.scenario();
+    let models = points().replayer().models();
+    let config = ModelConfig::load(models, &scenario.deployment.model).expect("the config loads");
+    audit(&scenario, &config, prediction)
+}
+
+/// Runs `prove` on every serving case and policy, on all cores; lists what fails.
+fn over_every_case(prove: impl Fn(&str, &Case, Policy) -> Result<(), String> + Sync) {
+    let work: Vec<(String, Case, Policy)> = serving_cases()
+        .into_iter()
+        .flat_map(|(name, case)| Policy::ALL.map(|policy| (name.clone(), case.clone(), policy)))
+        .collect();
+    assert!(work.len() >= 62, "only {} predictions", work.len());
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                while let Some((name, case, policy)) =
+                    work.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    if let Err(what) = prove(name, case, *policy) {
+                        let line = format!("{name} ({}): {what}", policy.name());
+                        failures.lock().expect("no thread panics").push(line);
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().expect("no thread panics");
+    failures.sort();
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+fn listed(faults: &[AuditFault]) -> String {
+    let lines = faults.iter().take(5).map(AuditFault::to_string);
+    lines.collect::<Vec<_>>().join("\n    ")
+}
+
+fn checks(faults: &[AuditFault]) -> Vec<Check> {
+    let mut checks: Vec<Check> = faults.iter().map(|fault| fault.check).collect();
+    checks.sort_unstable();
+    checks.dedup();
+    checks
+}
+
+// ---- the proofs
+
+#[test]
+fn without_rows_there_is_no_time() {
+    over_every_case(|name, case, policy| {
+        null(name, scaled(case, policy)).map_err(|failure| failure.to_string())
+    });
+}
+
+#[test]
+fn times_scale_with_their_rows() {
+    over_every_case(|name, case, policy| {
+        homogeneity(name, scaled(case, policy)).map_err(|failure| failure.to_string())
+    });
+}
+
+#[test]
+fn the_audit_arrives_at_every_receipt() {
+    over_every_case(|name, case, policy| {
+        let verdict = audited(case, &predict(case, policy));
+        match (FOUND.contains(&(name, policy)), verdict) {
+            (false, Ok(report)) if report.tied_lines == 0 => Ok(()),
+            (false, Ok(report)) => Err(format!("{} lines differ by a tie", report.tied_lines)),
+            (false, Err(faults)) => Err(listed(&faults)),
+            (true, Ok(_)) => Err("the audit's finding is mended: take it off FOUND".to_owned()),
+            // Host submissions too late make iterations start late, and nothing before that.
+            (true, Err(faults)) if faults[0].check == Check::Times => Ok(()),
+            (true, Err(faults)) => Err(listed(&faults)),
+        }
+    });
+}
+
+#[test]
+fn receipts_parts_and_requests_come_to_the_mean() {
+    over_every_case(|name, case, policy| {
+        sums(name, &predict(case, policy)).map_err(|failure| failure.to_string())
+    });
+}
+
+/// The golden's text of a case, with the exact figures and decisions behind it.
+fn everything(case: &Case) -> String {
+    let predicted = points()
+        .predict(CaseFile::Serving(case.clone()))
+        .expect("the data is sound");
+    let mut text = render(&predicted);
+    if let Predicted::Serving {
+        strict, estimate, ..
+    } = predicted
+    {
+        for outcome in [strict, estimate] {
+            if let Outcome::Predicted(p) = *outcome {
+                text += &format!(
+                    "\n{:?}\n{:?}\n{:?}\n{:?}\n",
+                    p.ttft, p.tpot, p.ttft_receipt, p.tpot_receipt
+                );
+                for request in &p.log.requests {
+                    text += &format!("{request:?}\n");
+                }
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn predictions_do_not_see_their_answers() {
+    over_every_case(|name, case, policy| match policy {
+        // Both policies are in one text.
+        Policy::Estimate => Ok(()),
+        Policy::Strict => blindness(name, case, everything).map_err(|failure| failure.to_string()),
+    });
+    for (name, case) in cases() {
+        let blind = match case {
+            CaseFile::Serving(case) => sees_no_answer(&name, &case.scenario()),
+            CaseFile::Op(case) => sees_no_answer(&name, &case.scenario()),
+            CaseFile::Step(case) => sees_no_answer(&name, &case.scenario()),
+        };
+        assert_eq!(blind, Ok(()));
+    }
+}
+
+#[test]
+fn host_rows_are_the_cells_they_name() {
+    let data = Path::new(ROOT).join("data");
+    let rows = no_leak(&data).unwrap_or_else(|failures| panic!("{failures:#?}"));
+    assert!(rows >= 6, "only {rows} host rows");
+}
+
+#[test]
+fn measured_ops_and_steps_are_the_cells_they_name() {
+    let data = Path::new(ROOT).join("data");
+    let cases: Vec<CaseFile> = cases().into_iter().map(|(_, case)| case).collect();
+    let values = measured_cells(&data, &cases).unwrap_or_else(|failures| panic!("{failures:#?}"));
+    assert!(values >= 14, "only {values} measured values");
+}
+
+// ---- planted faults: what each proof catches, and what it is not there for
+
+/// Adds to every TTFT: request times, mean and percentiles.
+fn with_addend(mut prediction: Prediction, ms: f64) -> Prediction {
+    for request in &mut prediction.log.requests {
+        request.first_token_ms += ms;
+        request.last_token_ms += ms;
+    }
+    prediction.ttft = ttft_of(&prediction);
+    prediction
+}
+
+fn ttft_of(prediction: &Prediction) -> Metric {
+    let times = prediction.log.requests.iter().map(RequestRecord::ttft_ms);
+    Metric::of((0..).zip(times).collect()).expect("there are requests")
+}
+
+fn tpot_of(prediction: &Prediction) -> Metric {
+    let times = prediction.log.requests.iter().map(RequestRecord::tpot_ms);
+    let streamed = (0..)
+        .zip(times)
+        .filter_map(|(request, ms)| Some((request, ms?)));
+    Metric::of(streamed.collect()).expect("there are requests")
+}
+
+/// Multiplies the whole clock: every time of the log, every mean and percentile.
+fn with_factor(mut prediction: Prediction, factor: f64) -> Prediction {
+    for iteration in &mut prediction.log.iterations {
+        iteration.start_ms *= factor;
+    }
+    for request in &mut prediction.log.requests {
+        for ms in [
+            &mut request.post_ms,
+            &mut request.arrival_ms,
+            &mut request.scheduled_ms,
+            &mut request.first_token_ms,
+            &mut request.last_token_ms,
+        ] {
+            *ms *= factor;
+        }
+    }
+    prediction.ttft = ttft_of(&prediction);
+    prediction.tpot = tpot_of(&prediction);
+    prediction
+}
+
+fn scale_receipt(receipt: &mut Receipt, factor: f64) {
+    for line in &mut receipt.lines {
+        line.coefficient *= factor;
+    }
+    for ms in &mut receipt.parts_ms {
+        *ms *= factor;
+    }
+}
+
+/// A predictor that spoils what another one predicts.
+fn spoiled(
+    predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+    spoil: impl Fn(Prediction) -> Prediction,
+) -> impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError> {
+    move |factor, recorded| {
+        Ok(match predict(factor, recorded)? {
+            Outcome::Predicted(prediction) => Outcome::Predicted(Box::new(spoil(*prediction))),
+            refused @ Outcome::Refused(_) => refused,
+        })
+    }
+}
+
+#[test]
+fn an_addend_is_caught_by_null_homogeneity_sums_and_audit() {
+    let case = serving_case(CASE);
+    let policy = Policy::Estimate;
+    let planted = || {
+        spoiled(scaled(&case, policy), |prediction| {
+            with_addend(prediction, 5.0)
+        })
+    };
+    let failure = null(CASE, planted()).expect_err("null sees it");
+    assert_eq!(failure.proof, Proof::Null);
+    assert_eq!(failure.what, "mean TTFT is 5 ms");
+    let failure = homogeneity(CASE, planted()).expect_err("homogeneity sees it");
+    assert_eq!(failure.proof, Proof::Homogeneity);
+    assert!(
+        failure.what.starts_with("rows times 2: mean TTFT"),
+        "{failure}"
+    );
+    let faulty = with_addend(predict(&case, policy), 5.0);
+    let failure = sums(CASE, &faulty).expect_err("sums see it");
+    assert!(failure.what.contains("its receipt"), "{failure}");
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert_eq!(checks(&faults), [Check::Times], "{}", listed(&faults));
+}
+
+#[test]
+fn an_addend_in_one_request_is_caught_by_null() {
+    let case = serving_case(CASE);
+    let planted = spoiled(scaled(&case, Policy::Strict), |mut prediction| {
+        prediction.log.requests[17].first_token_ms += 1e-9;
+        prediction
+    });
+    let failure = null(CASE, planted).expect_err("null sees it");
+    assert!(failure.what.starts_with("request 17 takes"), "{failure}");
+}
+
+#[test]
+fn a_factor_in_the_total_is_caught_by_sums_and_audit() {
+    let case = serving_case(CASE);
+    let policy = Policy::Estimate;
+    let planted = || {
+        spoiled(scaled(&case, policy), |prediction| {
+            with_factor(prediction, 1.03)
+        })
+    };
+    // Zero times 1.03 is zero, and a factor scales with the rows.
+    assert_eq!(null(CASE, planted()), Ok(()));
+    let faulty = with_factor(predict(&case, policy), 1.03);
+    let failure = sums(CASE, &faulty).expect_err("sums see it");
+    assert_eq!(failure.proof, Proof::Sums);
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert_eq!(checks(&faults)[0], Check::Times, "{}", listed(&faults));
+}
+
+#[test]
+fn a_mean_that_is_not_its_requests_is_caught_by_sums_and_audit() {
+    let case = serving_case(CASE);
+    let mut faulty = predict(&case, Policy::Strict);
+    faulty.ttft.mean_ms *= 1.03;
+    let failure = sums(CASE, &faulty).expect_err("sums see it");
+    assert!(failure.what.contains("its requests"), "{failure}");
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert_eq!(checks(&faults), [Check::Totals], "{}", listed(&faults));
+}
+
+#[test]
+fn a_factor_in_every_part_alike_is_caught_by_the_audit_alone() {
+    let case = serving_case(CASE);
+    let policy = Policy::Estimate;
+    let plant = |prediction: Prediction| {
+        let mut faulty = with_factor(prediction, 1.03);
+        scale_receipt(&mut faulty.ttft_receipt, 1.03);
+        scale_receipt(&mut faulty.tpot_receipt, 1.03);
+        faulty
+    };
+    assert_eq!(null(CASE, spoiled(scaled(&case, policy), plant)), Ok(()));
+    let faulty = plant(predict(&case, policy));
+    assert_eq!(sums(CASE, &faulty), Ok(()));
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert!(
+        checks(&faults).contains(&Check::Times),
+        "{}",
+        listed(&faults)
+    );
+    // With the times put right, the coefficients alone give it away, part by part.
+    let mut faulty = predict(&case, policy);
+    scale_receipt(&mut faulty.ttft_receipt, 1.03);
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert!(
+        checks(&faults).contains(&Check::Receipt),
+        "{}",
+        listed(&faults)
+    );
+}
+
+#[test]
+fn a_factor_in_every_row_is_caught_by_the_audit() {
+    let case = serving_case(CASE);
+    let scenario = case.scenario();
+    let replayer = points().replayer();
+    for (pick, check) in [
+        (
+            (|origin: &Origin| matches!(origin, Origin::Op { .. })) as fn(&Origin) -> bool,
+            Check::Rows,
+        ),
+        (|origin| matches!(origin, Origin::Host(_)), Check::Rows),
+    ] {
+        let outcome = replayer.predict_scaled(&scenario, Policy::Estimate, 1.03, pick, None);
+        let Ok(Outcome::Predicted(faulty)) = outcome else {
+            panic!("{CASE} is not predicted");
+        };
+        assert_eq!(sums(CASE, &faulty), Ok(()));
+        let faults = audited(&case, &faulty).expect_err("the audit sees it");
+        assert_eq!(checks(&faults), [check], "{}", listed(&faults));
+    }
+}
+
+#[test]
+fn a_lookup_whose_weights_do_not_sum_to_one_is_caught_by_the_audit() {
+    let case = serving_case(CASE);
+    let mut faulty = predict(&case, Policy::Strict);
+    // As if the experts' rows were blended with weights that sum to 1.03.
+    let rows = &faulty.rows;
+    let mut moved_ms = 0.0;
+    for line in &mut faulty.ttft_receipt.lines {
+        if line.part == Part::Kernel && rows.describe(line.row).contains("/moe/") {
+            let more = 0.03 * line.coefficient;
+            line.coefficient += more;
+            moved_ms += more * rows.ms(line.row);
+        }
+    }
+    assert!(moved_ms > 0.005, "{moved_ms} ms");
+    faulty.ttft_receipt.parts_ms[Part::Kernel as usize] += moved_ms;
+    for request in &mut faulty.log.requests {
+        request.first_token_ms += moved_ms;
+        request.last_token_ms += moved_ms;
+    }
+    faulty.ttft = ttft_of(&faulty);
+    // Everything still adds up.
+    assert_eq!(sums(CASE, &faulty), Ok(()));
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert!(
+        checks(&faults).contains(&Check::Times),
+        "{}",
+        listed(&faults)
+    );
+    // And with the true times, the line itself is named.
+    let mut faulty = predict(&case, Policy::Strict);
+    for line in &mut faulty.ttft_receipt.lines {
+        if faulty.rows.describe(line.row).contains("/moe/") {
+            line.coefficient *= 1.03;
+        }
+    }
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    let named = |fault: &AuditFault| fault.check == Check::Receipt && fault.what.contains("/moe/");
+    assert!(faults.iter().any(named), "{}", listed(&faults));
+    assert!(check_weights([0.4, 0.63]).is_err());
+    assert!(check_weights([1.4, -0.4]).is_err());
+    assert!(check_weights([0.4, 0.6]).is_ok());
+}
+
+#[test]
+fn time_moved_between_parts_is_caught_by_the_audit() {
+    let case = serving_case(CASE);
+    let mut faulty = predict(&case, Policy::Estimate);
+    let receipt = &mut faulty.ttft_receipt;
+    let line = receipt
+        .lines
+        .iter_mut()
+        .find(|line| line.part == Part::HostDispatch)
+        .expect("dispatch lies on the path");
+    let ms = line.coefficient * faulty.rows.ms(line.row);
+    line.part = Part::HostPrepare;
+    receipt.parts_ms[Part::HostDispatch as usize] -= ms;
+    receipt.parts_ms[Part::HostPrepare as usize] += ms;
+    assert_eq!(sums(CASE, &faulty), Ok(()));
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert_eq!(checks(&faults), [Check::Receipt], "{}", listed(&faults));
+}
+
+#[test]
+fn a_false_decision_is_caught_by_the_audit() {
+    let case = serving_case(CASE);
+    let mut faulty = predict(&case, Policy::Strict);
+    let steps = faulty.log.iterations.iter_mut();
+    let (_, ranks) = steps
+        .filter_map(|iteration| iteration.step.as_mut())
+        .nth(100)
+        .expect("there are a hundred steps");
+    ranks[0].kv_sum += 1;
+    let faults = audited(&case, &faulty).expect_err("the audit sees it");
+    assert_eq!(checks(&faults)[0], Check::Decisions, "{}", listed(&faults));
+}
+
+#[test]
+fn a_peek_at_silicon_is_caught_by_blindness() {
+    let case = serving_case(CASE);
+    let honest = |_: &Case| "ttft_ms: 48.1\n".to_owned();
+    assert_eq!(blindness(CASE, &case, honest), Ok(()));
+    // The lines that compare with silicon may differ, and no others.
+    let compares = |case: &Case| {
+        let silicon = case.silicon.as_ref().map_or(0.0, |silicon| silicon.ttft_ms);
+        format!("silicon: {silicon}\nttft_ms: 48.1\n  error_pct: {silicon}\n")
+    };
+    assert_eq!(blindness(CASE, &case, compares), Ok(()));
+    let peeks: BTreeMap<&str, fn(&Case) -> String> = BTreeMap::from([
+        (
+            "silicon",
+            (|case: &Case| {
+                let silicon = case.silicon.as_ref().map_or(0.0, |silicon| silicon.ttft_ms);
+                format!("ttft_ms: {}\n", 0.5 * (47.0 + silicon))
+            }) as fn(&Case) -> String,
+        ),
+        ("point", |case| format!("ttft_ms: {:?}\n", case.point)),
+        ("path", |case| format!("ttft_ms: {}\n", case.file.display())),
+        ("tolerance", |case| {
+            format!("ttft_ms: {:?}\n", case.tolerance)
+        }),
+    ]);
+    for (what, peek) in peeks {
+        let failure = blindness(CASE, &case, peek).expect_err(what);
+        assert_eq!(failure.proof, Proof::Blindness, "{what}");
+        assert!(failure.what.starts_with("`ttft_ms: "), "{failure}");
+    }
+    let seeing = serde_json::json!({ "workload": { "silicon": 48.3 } });
+    let failure = sees_no_answer(CASE, &seeing).expect_err("the key shows");
+    assert_eq!(failure.what, "its scenario has a key `silicon`");
+}
+
+/// A copy of the host data with one text replaced by another.
+fn with_host_rows(from: &str, to: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let host = folder.path().join("host");
+    fs::create_dir_all(host.join("sources")).expect("a folder can be made");
+    let source = Path::new(ROOT).join("data/host");
+    let mut replaced = 0;
+    for (under, ending) in [("", "yaml"), ("sources", "csv")] {
+        for entry in fs::read_dir(source.join(under)).expect("the folder lists") {
+            let path = entry.expect("the folder lists").path();
+            if path.extension().is_none_or(|known| known != ending) {
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("the file reads");
+            replaced += text.matches(from).count();
+            let name = path.file_name().expect("a file has a name");
+            fs::write(host.join(under).join(name), text.replacen(from, to, 1))
+                .expect("the file writes");
+        }
+    }
+    assert!(replaced >= 1, "`{from}` is nowhere");
+    folder
+}
+
+#[test]
+fn rows_that_are_not_their_cells_are_caught_by_no_leak() {
+    let source = "{ table: request_boundaries, row: ingress, column: mean of 120 requests }";
+    for (from, to, says) in [
+        // A measured value that its cell does not say.
+        ("mean_ms: 30.041,", "mean_ms: 28.0,", "28 ms, but"),
+        // By a hair.
+        (
+            "mean_ms: 30.041,",
+            "mean_ms: 30.0410001,",
+            "30.0410001 ms, but",
+        ),
+        // A difference that its cells do not make.
+        ("mean_ms: 3.5075,", "mean_ms: 3.9,", "its cells come to"),
+        // A cell that is nowhere, and one that stands twice.
+        (
+            "row: ingress, column: mean of 120",
+            "row: ingress, column: mean of 12",
+            "no source",
+        ),
+        (
+            "per_repeat,ingress,repeat 1,",
+            "request_boundaries,ingress,mean of 120 requests,2.6915,ms,native_metrics\n\
+             per_repeat,ingress,repeat 1,",
+            "stands 2 times",
+        ),
+        // An outcome of the run, entered as a measured row.
+        (
+            source,
+            "{ table: request_boundaries, row: schedule to first token, column: mean of 120 \
+             requests }",
+            "is an outcome of a run",
+        ),
+        // An outcome dressed up as a difference of nothing.
+        (
+            "row: client minus server",
+            "row: client ttft",
+            "is an outcome of a run",
+        ),
+        // A figure of a run with module timing, entered as a plain one.
+        (
+            "total (module timing off), column: rank A",
+            "36 layers, column: rank A",
+            "is by module",
+        ),
+        (
+            "observer: plain }",
+            "observer: profiler }",
+            "inflates what it times",
+        ),
+    ] {
+        let data = with_host_rows(from, to);
+        let failures = no_leak(data.path()).expect_err(to);
+        let caught = failures
+            .iter()
+            .any(|failure| failure.proof == Proof::NoLeak && failure.what.contains(says));
+        assert!(caught, "{to}: {failures:#?}");
+    }
+    let untouched = with_host_rows("rows:", "rows:");
+    assert!(no_leak(untouched.path()).is_ok());
+}
+
+#[test]
+fn measured_ops_that_are_not_their_cells_are_caught() {
+    let data = with_host_rows("moe_sum,8.040", "moe_sum,8.041");
+    let cases: Vec<CaseFile> = cases().into_iter().map(|(_, case)| case).collect();
+    let failures = measured_cells(data.path(), &cases).expect_err("the cell differs");
+    assert_eq!(failures.len(), 1, "{failures:#?}");
+    let data = with_host_rows("allreduce_norm_sum,1.601", "allreduce_norm_sum,1.602");
+    let failures = measured_cells(data.path(), &cases).expect_err("the cell differs");
+    // The op's value and the step's difference.
+    assert_eq!(failures.len(), 2, "{failures:#?}");
+}
