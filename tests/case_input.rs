@@ -461,6 +461,8 @@ serving: { max_batch_size: 1, max_num_tokens: 10 }
             "cuda_graph": null, "piecewise": null, "batch_wait": null,
             "attention_dp_balance": null, "capacity": "guaranteed_no_evict",
             "memory_fraction": null, "stream_interval": 1,
+            "max_prefill_tokens": null, "chunked_prefill_size": null,
+            "scheduler_recv_interval": 1,
         },
     });
     assert_eq!(scenario, expected);

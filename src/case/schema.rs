@@ -349,6 +349,15 @@ pub(super) struct ServingKeys {
     /// Default 1.
     #[schemars(range(min = 1, max = ITERATIONS_MAX))]
     pub stream_interval: Option<At<Whole>>,
+    /// SGLang: prompt tokens of one prefill batch. Default 16384.
+    #[schemars(range(min = 1, max = TOKENS_MAX))]
+    pub max_prefill_tokens: Option<At<Whole>>,
+    /// SGLang: prompts are cut at this many tokens. Default: never.
+    #[schemars(range(min = 1, max = TOKENS_MAX))]
+    pub chunked_prefill_size: Option<At<Whole>>,
+    /// SGLang: while decoding, new requests are looked for every so many iterations. Default 1.
+    #[schemars(range(min = 1, max = ITERATIONS_MAX))]
+    pub scheduler_recv_interval: Option<At<Whole>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -671,6 +671,16 @@ impl Check<'_> {
                 Some(at) => self.count(at, "serving.stream_interval", 1, ITERATIONS_MAX)?,
                 None => 1,
             },
+            max_prefill_tokens: (keys.max_prefill_tokens.as_ref())
+                .map(|at| self.count(at, "serving.max_prefill_tokens", 1, TOKENS_MAX))
+                .transpose()?,
+            chunked_prefill_size: (keys.chunked_prefill_size.as_ref())
+                .map(|at| self.count(at, "serving.chunked_prefill_size", 1, TOKENS_MAX))
+                .transpose()?,
+            scheduler_recv_interval: match &keys.scheduler_recv_interval {
+                Some(at) => self.count(at, "serving.scheduler_recv_interval", 1, ITERATIONS_MAX)?,
+                None => 1,
+            },
         })
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
-    Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance,
+    Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance, Rows,
 };
 
 use super::fast::{self, Segments};
@@ -360,6 +360,11 @@ impl Composer {
 
     pub fn pricer(&self) -> &Pricer {
         &self.pricer
+    }
+
+    /// The rows, once everything is composed.
+    pub fn into_rows(self) -> Rows {
+        self.pricer.into_rows()
     }
 
     pub fn lanes(&self) -> usize {

@@ -271,9 +271,8 @@ impl Paths {
 
     /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
     pub fn receipts(&self, pricer: &Pricer) -> (Receipt, Receipt) {
-        let lookups = pricer.lookup_count();
-        let mut ttft = vec![vec![0.0; lookups]; Part::ALL.len()];
-        let mut tpot = vec![vec![0.0; lookups]; Part::ALL.len()];
+        // A lookup is made for one boundary or op, so it stands in one part.
+        let mut by_lookup = vec![(Part::Kernel, [0.0; CHANNELS]); pricer.lookup_count()];
         let mut weights = self.weights.clone();
         for at in (1..self.nodes.len()).rev() {
             let weight = weights[at];
@@ -282,11 +281,10 @@ impl Paths {
             }
             let node = self.nodes[at];
             for term in self.slice(node.terms).iter().chain(self.slice(node.shared)) {
-                let lookup = term.lookup.0 as usize;
-                ttft[term.part as usize][lookup] += weight[SERVICE] * term.times;
-                tpot[term.part as usize][lookup] += weight[TPOT] * term.times;
-                for queue in QUEUES {
-                    ttft[queue as usize][lookup] += weight[channel(queue)] * term.times;
+                let (part, sums) = &mut by_lookup[term.lookup.0 as usize];
+                *part = term.part;
+                for (sum, weight) in sums.iter_mut().zip(weight) {
+                    *sum += weight * term.times;
                 }
             }
             for (slot, weight) in weights[node.parent.0 as usize].iter_mut().zip(weight) {
@@ -295,10 +293,22 @@ impl Paths {
         }
         // Weights lie between -1 and 1; what sums to less than their rounding is zero.
         let noise = f64::EPSILON * self.nodes.len() as f64;
-        (
-            Receipt::new(&ttft, pricer, noise),
-            Receipt::new(&tpot, pricer, noise),
-        )
+        let mut ttft = vec![Vec::new(); Part::ALL.len()];
+        let mut tpot = vec![Vec::new(); Part::ALL.len()];
+        for (index, (part, sums)) in by_lookup.into_iter().enumerate() {
+            let lookup = LookupId(index as u32);
+            let mut add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
+                if times.abs() > noise {
+                    lines[part as usize].push((lookup, times));
+                }
+            };
+            add(&mut ttft, part, sums[SERVICE]);
+            add(&mut tpot, part, sums[TPOT]);
+            for queue in QUEUES {
+                add(&mut ttft, queue, sums[channel(queue)]);
+            }
+        }
+        (Receipt::new(&ttft, pricer), Receipt::new(&tpot, pricer))
     }
 }
 
@@ -320,18 +330,17 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    fn new(by_lookup: &[Vec<f64>], pricer: &Pricer, noise: f64) -> Self {
+    /// From the lookups of each part, with how often each counts.
+    fn new(parts: &[Vec<(LookupId, f64)>], pricer: &Pricer) -> Self {
         let rows = pricer.rows();
         let mut lines = Vec::new();
         let mut parts_ms = Vec::new();
         let mut by_row = vec![0.0; rows.len()];
-        for part in Part::ALL {
+        for (part, lookups) in Part::ALL.into_iter().zip(parts) {
             by_row.fill(0.0);
-            for (index, times) in by_lookup[part as usize].iter().enumerate() {
-                if times.abs() > noise {
-                    for term in pricer.terms(LookupId(index as u32)) {
-                        by_row[term.row.0 as usize] += times * term.coefficient();
-                    }
+            for (lookup, times) in lookups {
+                for term in pricer.terms(*lookup) {
+                    by_row[term.row.0 as usize] += times * term.coefficient();
                 }
             }
             let mut part_ms = 0.0;

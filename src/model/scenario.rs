@@ -298,6 +298,12 @@ pub struct Serving {
     /// Share of free GPU memory given to the KV cache, in (0, 1].
     pub memory_fraction: Option<f64>,
     pub stream_interval: u32,
+    /// SGLang: prompt tokens of one prefill batch; `None`: 16384, the runtime's default.
+    pub max_prefill_tokens: Option<u32>,
+    /// SGLang: prompts are cut at this many tokens; `None`: never.
+    pub chunked_prefill_size: Option<u32>,
+    /// SGLang: while decoding, new requests are looked for every so many iterations.
+    pub scheduler_recv_interval: u32,
 }
 
 /// Everything the prediction of a serving case rests on, besides data/.

@@ -70,6 +70,10 @@ impl Pricer {
         &self.rows
     }
 
+    pub fn into_rows(self) -> Rows {
+        self.rows
+    }
+
     /// Scales the rows that `pick` selects, and with them the lookups made so far.
     pub fn scale_rows(&mut self, factor: f64, pick: impl Fn(&Origin) -> bool) {
         self.rows.scale(factor, pick);

@@ -237,7 +237,7 @@ impl Replayer {
             output_tokens_per_s: tokens as f64 / end_ms * 1e3,
             steps,
             coverage: composer.coverage(&modes, true),
-            rows: composer.pricer().rows().clone(),
+            rows: composer.into_rows(),
             log,
         })
     }
