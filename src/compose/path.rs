@@ -297,7 +297,7 @@ impl Paths {
         let mut tpot = vec![Vec::new(); Part::ALL.len()];
         for (index, (part, sums)) in by_lookup.into_iter().enumerate() {
             let lookup = LookupId(index as u32);
-            let mut add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
+            let add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
                 if times.abs() > noise {
                     lines[part as usize].push((lookup, times));
                 }
