@@ -62,6 +62,14 @@ pub(super) struct PricedStep<'a> {
     pub launches: u32,
 }
 
+/// Host boundaries of a step, in their order on the host.
+const HOST_BOUNDARIES: [Boundary; 4] = [
+    Boundary::HostPrepare,
+    Boundary::GraphLaunch,
+    Boundary::HostDispatch,
+    Boundary::HostFinish,
+];
+
 const NOT_RUN: LookupId = LookupId(u32::MAX);
 
 impl PricedStep<'_> {
@@ -232,7 +240,13 @@ impl Composer {
             self.host_class = found.class;
         }
         let topology = deployment.parallel;
-        let entries = dispatch.as_ref().map_or(1, |found| found.per_rank.len());
+        let entries = modes
+            .into_iter()
+            .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode))))
+            .flatten()
+            .map(|found| found.per_rank.len())
+            .max()
+            .unwrap_or(1);
         // Ranks that do the same work from the same rows share a lane.
         self.lane_load = if topology.dp > 1 {
             (0..topology.dp as usize).collect()
@@ -242,12 +256,7 @@ impl Composer {
         for (index, mode) in modes.into_iter().enumerate() {
             let mut covered = BTreeSet::new();
             let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
-            for boundary in [
-                Boundary::HostPrepare,
-                Boundary::GraphLaunch,
-                Boundary::HostDispatch,
-                Boundary::HostFinish,
-            ] {
+            for boundary in HOST_BOUNDARIES {
                 let applies = match boundary {
                     Boundary::GraphLaunch => index != 0,
                     Boundary::HostDispatch => index != 1,
@@ -406,7 +415,7 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
-        self.price_step(loads);
+        let any = self.price_step(loads);
         let priced = PricedStep {
             plan: &self.plan,
             pricer: &self.pricer,
@@ -415,7 +424,7 @@ impl Composer {
             host: &self.host[mode_index(execution)],
             launches: match execution {
                 Execution::FullGraph { .. } => 0,
-                _ => self.plan.launches(&loads[0]),
+                _ => self.plan.launches(&any),
             },
         };
         match self.method {
@@ -495,7 +504,8 @@ impl Composer {
         }
     }
 
-    fn price_step(&mut self, loads: &[RankLoad]) {
+    /// Prices the ops of a step and returns what all ranks together launch.
+    fn price_step(&mut self, loads: &[RankLoad]) -> RankLoad {
         self.lookups.clear();
         // A step launches an op on every lane or on none: collectives need them all.
         let any = RankLoad {
@@ -513,6 +523,7 @@ impl Composer {
                 self.lookups.push(lookup);
             }
         }
+        any
     }
 
     /// What the prediction rests on so far. `modes` are the execution modes of its steps;
