@@ -415,7 +415,7 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
-        let any = self.price_step(loads);
+        let any = self.price_step(loads, execution);
         let priced = PricedStep {
             plan: &self.plan,
             pricer: &self.pricer,
@@ -500,12 +500,13 @@ impl Composer {
                 info,
                 load,
                 std::slice::from_ref(load),
+                Execution::Unknown,
             ),
         }
     }
 
     /// Prices the ops of a step and returns what all ranks together launch.
-    fn price_step(&mut self, loads: &[RankLoad]) -> RankLoad {
+    fn price_step(&mut self, loads: &[RankLoad], execution: Execution) -> RankLoad {
         self.lookups.clear();
         // A step launches an op on every lane or on none: collectives need them all.
         let any = RankLoad {
@@ -516,7 +517,8 @@ impl Composer {
         for load in loads {
             for (index, op) in self.plan.ops.iter().enumerate() {
                 let lookup = if self.plan.runs(OpIndex(index as u16), &any) {
-                    price_op(&mut self.pricer, self.op_ids[index], op, load, loads)
+                    let id = self.op_ids[index];
+                    price_op(&mut self.pricer, id, op, load, loads, execution)
                 } else {
                     NOT_RUN
                 };
@@ -594,7 +596,14 @@ fn price_op(
     op: &Op,
     load: &RankLoad,
     loads: &[RankLoad],
+    execution: Execution,
 ) -> LookupId {
+    // Piecewise capture pads the tokens of the captured segments; attention between them has its
+    // own lengths. A full graph's load is padded already.
+    let tokens = |load: &RankLoad| match execution {
+        Execution::Piecewise { captured_tokens } => load.tokens().max(captured_tokens),
+        _ => load.tokens(),
+    };
     let count = match op.units {
         Units::Prompts => {
             if load.prompts.is_empty() {
@@ -609,10 +618,10 @@ fn price_op(
             return pricer.price(id, Quantity::Decode { batch, mean_kv });
         }
         // A collective moves what its largest rank holds.
-        Units::Tokens if op.key.is_collective() => most(loads, RankLoad::tokens),
+        Units::Tokens if op.key.is_collective() => most(loads, tokens),
         Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),
-        Units::Tokens => load.tokens(),
-        Units::AllTokens => loads.iter().map(RankLoad::tokens).sum(),
+        Units::Tokens => tokens(load),
+        Units::AllTokens => loads.iter().map(tokens).sum(),
         Units::Sequences => load.sequences(),
     };
     pricer.price(id, Quantity::Count(op.per_unit * f64::from(count)))
