@@ -62,6 +62,14 @@ pub(super) struct PricedStep<'a> {
     pub launches: u32,
 }
 
+/// Host boundaries of a step, in their order on the host.
+const HOST_BOUNDARIES: [Boundary; 4] = [
+    Boundary::HostPrepare,
+    Boundary::GraphLaunch,
+    Boundary::HostDispatch,
+    Boundary::HostFinish,
+];
+
 const NOT_RUN: LookupId = LookupId(u32::MAX);
 
 impl PricedStep<'_> {
@@ -232,7 +240,13 @@ impl Composer {
             self.host_class = found.class;
         }
         let topology = deployment.parallel;
-        let entries = dispatch.as_ref().map_or(1, |found| found.per_rank.len());
+        let entries = modes
+            .into_iter()
+            .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode))))
+            .flatten()
+            .map(|found| found.per_rank.len())
+            .max()
+            .unwrap_or(1);
         // Ranks that do the same work from the same rows share a lane.
         self.lane_load = if topology.dp > 1 {
             (0..topology.dp as usize).collect()
@@ -242,12 +256,7 @@ impl Composer {
         for (index, mode) in modes.into_iter().enumerate() {
             let mut covered = BTreeSet::new();
             let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
-            for boundary in [
-                Boundary::HostPrepare,
-                Boundary::GraphLaunch,
-                Boundary::HostDispatch,
-                Boundary::HostFinish,
-            ] {
+            for boundary in HOST_BOUNDARIES {
                 let applies = match boundary {
                     Boundary::GraphLaunch => index != 0,
                     Boundary::HostDispatch => index != 1,
@@ -411,7 +420,7 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
-        self.price_step(loads);
+        let any = self.price_step(loads, execution);
         let priced = PricedStep {
             plan: &self.plan,
             pricer: &self.pricer,
@@ -420,7 +429,7 @@ impl Composer {
             host: &self.host[mode_index(execution)],
             launches: match execution {
                 Execution::FullGraph { .. } => 0,
-                _ => self.plan.launches(&loads[0]),
+                _ => self.plan.launches(&any),
             },
         };
         match self.method {
@@ -496,11 +505,13 @@ impl Composer {
                 info,
                 load,
                 std::slice::from_ref(load),
+                Execution::Unknown,
             ),
         }
     }
 
-    fn price_step(&mut self, loads: &[RankLoad]) {
+    /// Prices the ops of a step and returns what all ranks together launch.
+    fn price_step(&mut self, loads: &[RankLoad], execution: Execution) -> RankLoad {
         self.lookups.clear();
         // A step launches an op on every lane or on none: collectives need them all.
         let any = RankLoad {
@@ -511,13 +522,15 @@ impl Composer {
         for load in loads {
             for (index, op) in self.plan.ops.iter().enumerate() {
                 let lookup = if self.plan.runs(OpIndex(index as u16), &any) {
-                    price_op(&mut self.pricer, self.op_ids[index], op, load, loads)
+                    let id = self.op_ids[index];
+                    price_op(&mut self.pricer, id, op, load, loads, execution)
                 } else {
                     NOT_RUN
                 };
                 self.lookups.push(lookup);
             }
         }
+        any
     }
 
     /// What the prediction rests on so far. `modes` are the execution modes of its steps;
@@ -588,7 +601,14 @@ fn price_op(
     op: &Op,
     load: &RankLoad,
     loads: &[RankLoad],
+    execution: Execution,
 ) -> LookupId {
+    // Piecewise capture pads the tokens of the captured segments; attention between them has its
+    // own lengths. A full graph's load is padded already.
+    let tokens = |load: &RankLoad| match execution {
+        Execution::Piecewise { captured_tokens } => load.tokens().max(captured_tokens),
+        _ => load.tokens(),
+    };
     let count = match op.units {
         Units::Prompts => {
             if load.prompts.is_empty() {
@@ -603,10 +623,10 @@ fn price_op(
             return pricer.price(id, Quantity::Decode { batch, mean_kv });
         }
         // A collective moves what its largest rank holds.
-        Units::Tokens if op.key.is_collective() => most(loads, RankLoad::tokens),
+        Units::Tokens if op.key.is_collective() => most(loads, tokens),
         Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),
-        Units::Tokens => load.tokens(),
-        Units::AllTokens => loads.iter().map(RankLoad::tokens).sum(),
+        Units::Tokens => tokens(load),
+        Units::AllTokens => loads.iter().map(tokens).sum(),
         Units::Sequences => load.sequences(),
     };
     pricer.price(id, Quantity::Count(op.per_unit * f64::from(count)))

@@ -1,14 +1,14 @@
 //! Host and boundary rows: read from `data/host`, looked up by exact scope, derived only on request.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
 use crate::timing::{
-    Boundary, Execution, HostClass, InputError, Policy, Provenance, Row, Scope, SourceCell,
-    Topology,
+    Boundary, CaptureOutcome, Execution, HostClass, InputError, Policy, Provenance, Row, Scope,
+    SourceCell, Topology,
 };
 
 /// Every host and boundary row of a data folder.
@@ -85,8 +85,9 @@ impl HostRows {
         &self.rows
     }
 
-    /// Looks up a boundary. Exact scope first; under [`Policy::Estimate`] rows of another scope
-    /// are derived and say so. `None`: missing.
+    /// Looks up a boundary: in the scope that differs least from the case's, measured rows before
+    /// derived ones. An exact scope answers as it is; under [`Policy::Estimate`] rows of another
+    /// one are derived and say so. `None`: missing.
     pub fn find(&self, key: &HostKey<'_>, policy: Policy) -> Option<HostTime> {
         let usable: Vec<&Arc<Row>> = self
             .rows
@@ -94,22 +95,33 @@ impl HostRows {
             .filter(|row| row.boundary == key.boundary)
             .filter(|row| !row.samples.observer.is_diagnostic())
             .filter(|row| match key.execution {
-                Some(step) => row.execution.serves_host(step),
+                Some(step) => row.execution.serves_host(step) && !fell_back(row),
                 None => true,
             })
             .filter(|row| {
                 policy == Policy::Estimate || matches!(row.provenance, Provenance::Measured { .. })
             })
             .collect();
-        let first = usable.first()?;
-        let scope = first.scope.as_ref()?;
-        let differs = differences(scope, key, first);
+        let derived = |row: &Row| matches!(row.provenance, Provenance::Derived { .. });
+        let (first, scope, differs) = usable
+            .iter()
+            .filter_map(|row| {
+                let scope = row.scope.as_ref()?;
+                Some((row, scope, differences(scope, key, row)))
+            })
+            .min_by_key(|(row, _, differs)| (differs.len(), derived(row)))?;
+        // Ranks of one measurement; another observer, shape or kind of row is another one.
         let same_scope: Vec<Arc<Row>> = usable
             .iter()
-            .filter(|row| row.scope.as_ref() == Some(scope))
+            .filter(|row| {
+                row.scope.as_ref() == Some(scope)
+                    && row.samples.observer == first.samples.observer
+                    && row.shape == first.shape
+                    && derived(row) == derived(first)
+            })
             .map(|row| Arc::clone(row))
             .collect();
-        let derived_row = matches!(first.provenance, Provenance::Derived { .. });
+        let derived_row = derived(first);
         if differs.is_empty() && !derived_row {
             return Some(HostTime {
                 per_rank: by_rank(same_scope),
@@ -145,6 +157,11 @@ impl HostRows {
             rule: Some(rule),
         })
     }
+}
+
+/// Whether the row names a graph whose capture fell back: it ran eagerly and times no graph.
+fn fell_back(row: &Row) -> bool {
+    row.execution != Execution::Eager && matches!(row.capture, CaptureOutcome::FellBack { .. })
 }
 
 /// What of the row's scope is not the case's.
@@ -207,6 +224,7 @@ fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
             None => fault,
         }
     })?;
+    refuse_twins(&parsed.rows, file)?;
     let scope = Arc::new(parsed.scope);
     parsed
         .rows
@@ -217,6 +235,29 @@ fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
             Ok(Arc::new(row))
         })
         .collect()
+}
+
+/// Refuses two rows that no lookup can tell apart: their mean would be nobody's measurement.
+fn refuse_twins(rows: &[Row], file: &Path) -> Result<(), InputError> {
+    let asked = |row: &Row| {
+        let derived = matches!(row.provenance, Provenance::Derived { .. });
+        (
+            (row.boundary, row.execution.mode(), fell_back(row)),
+            (row.rank, row.samples.observer, derived),
+            row.shape.clone(),
+        )
+    };
+    let mut seen = BTreeMap::new();
+    for row in rows {
+        if let Some(twin) = seen.insert(asked(row), &row.id) {
+            return Err(InputError::new(
+                file,
+                format!("rows `{twin}` and `{}` answer the same lookup", row.id),
+                "keep one row per boundary, execution mode, rank, observer and shape",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn check(row: &Row, file: &Path) -> Result<(), InputError> {
