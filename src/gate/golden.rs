@@ -228,11 +228,9 @@ fn write_op(out: &mut String, op: &OpPrediction) -> fmt::Result {
         for (row, weight, ratio, ms) in &share.rows {
             writeln!(
                 out,
-                "    - {:?}",
-                format!(
-                    "{} x {}: {weight:.4} of {row} ({ms:.6e} ms) x work {ratio:.6}",
-                    share.times, share.name
-                )
+                "    - {{ op: {:?}, times: {}, row: {row:?}, weight: {weight:.4}, work: {ratio:.6}, \
+                 row_ms: {ms:.6e} }}",
+                share.name, share.times
             )?;
         }
     }
