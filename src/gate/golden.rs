@@ -211,7 +211,11 @@ fn write_coverage(out: &mut String, coverage: &Coverage, unlike: Option<&Coverag
     }
     writeln!(out, "    gpu:")?;
     for (op, flags) in &coverage.gpu {
-        writeln!(out, "      {op}: [{}]", list(&mut flags.iter()))?;
+        // Whether a lookup falls on a grid line or beside it hangs on single decode steps.
+        let mut lasting = flags
+            .iter()
+            .filter(|flag| *flag != "hit" && *flag != "blended");
+        writeln!(out, "      {op}: [{}]", list(&mut lasting))?;
     }
     Ok(())
 }
