@@ -613,8 +613,10 @@ fn price_op(
     };
     let count = match op.units {
         // A rank group without such requests has nothing to attend to.
-        Units::Prompts if load.prompts.is_empty() => return pricer.nothing(),
-        Units::Decode if load.padded == 0 => return pricer.nothing(),
+        Units::Prompts | Units::ContextTokens if load.prompts.is_empty() => {
+            return pricer.nothing();
+        }
+        Units::Decode | Units::GenerationTokens if load.padded == 0 => return pricer.nothing(),
         Units::Prompts => return pricer.price(id, Quantity::Prompts(&load.prompts)),
         Units::Decode => {
             let batch = f64::from(load.padded);
@@ -625,6 +627,8 @@ fn price_op(
         Units::Tokens if op.key.is_collective() => most(loads, tokens),
         Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),
         Units::Tokens => tokens(load),
+        Units::ContextTokens => load.prompts.iter().sum(),
+        Units::GenerationTokens => load.padded,
         Units::AllTokens => loads.iter().map(tokens).sum(),
         Units::Sequences => load.sequences(),
     };

@@ -115,7 +115,7 @@ impl Database {
         rows: &mut Rows,
     ) -> Result<Result<(Grid, Vec<String>), Refusal>, InputError> {
         let mut absent = Vec::new();
-        for candidate in key.candidates() {
+        for candidate in key.candidates(framework) {
             let file = self.file_of(system, &candidate);
             if !file.is_file() {
                 absent.push(file);
@@ -190,7 +190,9 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
         table,
         (0..table.rows as u32).collect(),
         "kernel_source",
-        |value| candidate.kernel_sources.contains(&value),
+        |value| {
+            candidate.kernel_sources.is_empty() || candidate.kernel_sources.contains(&value)
+        },
     )?;
     let mut brackets = Vec::new();
     for (column, want) in key.filter() {

@@ -11,5 +11,5 @@ pub mod table;
 pub use database::Database;
 pub use grid::{Anchor, Term};
 pub use host::{HostKey, HostRows, HostTime, read_source_cells};
-pub use kernel::{AttentionKey, Collective, MoeKernel, OpKey, Refusal};
+pub use kernel::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey, Refusal};
 pub use pricer::{Lookup, LookupId, OpId, Pricer, Quantity};

@@ -177,6 +177,9 @@ impl Pricer {
                 grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, terms)
             }
             (_, Quantity::Count(count)) => grid.price(&[count], 1.0, terms),
+            (OpKey::Deltanet { .. }, Quantity::Decode { batch, .. }) => {
+                grid.price(&[batch], 1.0, terms)
+            }
             (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
             (_, Quantity::Prompts(lengths)) => {
                 let batch = lengths.len() as f64;
