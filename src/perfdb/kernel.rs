@@ -32,6 +32,8 @@ pub enum MoeKernel {
     Deepgemm,
     /// TensorRT-LLM's Triton path.
     Triton,
+    /// TensorRT-LLM's CuTe DSL path; no table holds it.
+    Cutedsl,
 }
 
 impl MoeKernel {
@@ -41,6 +43,7 @@ impl MoeKernel {
             Self::Cutlass => "cutlass",
             Self::Deepgemm => "deepgemm",
             Self::Triton => "triton",
+            Self::Cutedsl => "cutedsl",
         }
     }
 }
@@ -274,6 +277,11 @@ impl OpKey {
                 MoeKernel::Cutlass => {
                     vec![trtllm("moe", "moe_perf", &["moe_torch_flow_cutlass"])]
                 }
+                // The other grouped GEMM over permuted tokens.
+                MoeKernel::Cutedsl => vec![Candidate {
+                    other_kernel: true,
+                    ..trtllm("moe", "moe_perf", &["moe_torch_flow_cutlass"])
+                }],
                 MoeKernel::Deepgemm => vec![trtllm("moe", "moe_perf", &["deepgemm"])],
                 MoeKernel::Triton => vec![
                     trtllm("moe", "moe_perf", &["moe_torch_flow"]),
