@@ -102,6 +102,14 @@ names! {
 }
 
 names! {
+    /// Kernel family of the dense GEMMs.
+    GemmKernel {
+        /// FlashInfer's CUTLASS kernels.
+        FlashinferCutlass = "flashinfer_cutlass",
+    }
+}
+
+names! {
     /// How requests are admitted against the KV cache.
     Capacity {
         /// A request enters only when its whole KV need fits.
@@ -159,6 +167,7 @@ pub struct Precision {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Kernels {
     pub moe: Option<MoeKernel>,
+    pub gemm: Option<GemmKernel>,
     pub attention: Option<AttentionKernel>,
     pub allreduce_fusion: Option<bool>,
 }
@@ -191,6 +200,9 @@ pub struct Workload {
     pub length_ratio: f64,
     /// Seed of NumPy's legacy global generator.
     pub seed: u32,
+    /// The client wrapped its prompts in the model's chat template. Not modelled: the template's
+    /// length is not known here.
+    pub chat_template: bool,
 }
 
 /// Decode graphs. Their absence from a case means that decode runs eagerly.
@@ -286,7 +298,8 @@ pub struct AttentionDpBalance {
 pub struct Serving {
     /// Requests per rank in one iteration.
     pub max_batch_size: u32,
-    /// Tokens per rank in one iteration.
+    /// TensorRT-LLM: tokens per rank in one iteration. SGLang has no such limit: without one in the
+    /// case, the tokens of one prefill batch.
     pub max_num_tokens: u32,
     pub max_seq_len: Option<u32>,
     pub overlap: bool,
@@ -304,6 +317,8 @@ pub struct Serving {
     pub chunked_prefill_size: Option<u32>,
     /// SGLang: while decoding, new requests are looked for every so many iterations.
     pub scheduler_recv_interval: u32,
+    /// KV blocks of finished prompts are kept for prompts with the same beginning.
+    pub block_reuse: bool,
 }
 
 /// Everything the prediction of a serving case rests on, besides data/.

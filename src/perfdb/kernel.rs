@@ -32,6 +32,8 @@ pub enum MoeKernel {
     Deepgemm,
     /// TensorRT-LLM's Triton path.
     Triton,
+    /// TensorRT-LLM's CuTe DSL path; no table holds it.
+    Cutedsl,
 }
 
 impl MoeKernel {
@@ -41,6 +43,7 @@ impl MoeKernel {
             Self::Cutlass => "cutlass",
             Self::Deepgemm => "deepgemm",
             Self::Triton => "triton",
+            Self::Cutedsl => "cutedsl",
         }
     }
 }
