@@ -78,7 +78,7 @@ pub enum TablesCommand {
     Import {
         /// The wheel, or an unpacked `systems` folder
         source: PathBuf,
-        /// Models, as the package names their configs
+        /// Models, as the package names their configs; ID=NAME gives one another id
         #[arg(long, value_delimiter = ',', required = true)]
         models: Vec<String>,
         /// Systems, for example b200_sxm

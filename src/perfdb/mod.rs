@@ -4,6 +4,7 @@ mod database;
 mod grid;
 mod host;
 pub mod import;
+pub mod keeps;
 mod kernel;
 mod pricer;
 pub mod table;
