@@ -615,7 +615,11 @@ fn price_op(
                 // Another rank has the context request; this one has nothing to attend to.
                 return pricer.price(id, Quantity::Prompts(&[1]));
             }
-            return pricer.price(id, Quantity::Prompts(&load.prompts));
+            let pieces = Quantity::Pieces {
+                lengths: &load.prompts,
+                prefixes: &load.prefixes,
+            };
+            return pricer.price(id, pieces);
         }
         Units::Decode => {
             let batch = f64::from(load.padded.max(1));
@@ -654,6 +658,7 @@ fn launch_ratio(
         generation: 1,
         padded: 1,
         kv_sum: 1,
+        ..RankLoad::default()
     };
     let mut measured = deployment.clone();
     measured.parallel = scope.topology;

@@ -360,6 +360,9 @@ impl Toy {
                 capacity: Capacity::GuaranteedNoEvict,
                 memory_fraction: None,
                 stream_interval: 1,
+                max_prefill_tokens: None,
+                chunked_prefill_size: None,
+                scheduler_recv_interval: 1,
             },
         }
     }
