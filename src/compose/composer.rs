@@ -617,7 +617,13 @@ fn price_op(
             return pricer.nothing();
         }
         Units::Decode | Units::GenerationTokens if load.padded == 0 => return pricer.nothing(),
-        Units::Prompts => return pricer.price(id, Quantity::Prompts(&load.prompts)),
+        Units::Prompts => {
+            let pieces = Quantity::Pieces {
+                lengths: &load.prompts,
+                prefixes: &load.prefixes,
+            };
+            return pricer.price(id, pieces);
+        }
         Units::Decode => {
             let batch = f64::from(load.padded);
             let mean_kv = load.kv_sum as f64 / batch;
@@ -657,6 +663,7 @@ fn launch_ratio(
         generation: 1,
         padded: 1,
         kv_sum: 1,
+        ..RankLoad::default()
     };
     let mut measured = deployment.clone();
     measured.parallel = scope.topology;

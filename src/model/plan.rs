@@ -69,8 +69,12 @@ pub struct Op {
 /// What one rank works on in a step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankLoad {
-    /// Prompt length of each context request.
+    /// Prompt tokens of each context request that this step computes.
     pub prompts: Vec<u32>,
+    /// Tokens of each prompt that earlier steps have computed; empty: none of any. Attention sees
+    /// them, and nothing else does: a lookup takes the row at the piece's own length times the
+    /// ratio of attended pairs.
+    pub prefixes: Vec<u32>,
     /// Generation requests.
     pub generation: u32,
     /// Generation requests including graph padding.

@@ -217,6 +217,18 @@ impl OpKey {
         }
     }
 
+    /// Query-key pairs that a piece of a prompt attends to behind `prefix` tokens, over those of
+    /// the piece alone. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
+    pub(super) fn prefix_ratio(&self, length: f64, prefix: f64) -> f64 {
+        match self {
+            Self::ContextAttention(key) => {
+                let whole = key.pairs(prefix + length) - key.pairs(prefix);
+                whole / key.pairs(length)
+            }
+            _ => 1.0,
+        }
+    }
+
     /// Whether the op is a collective: it ends for all ranks together.
     pub fn is_collective(&self) -> bool {
         matches!(self, Self::AllReduce { .. } | Self::Nccl { .. })
@@ -238,6 +250,12 @@ fn power(base: f64, exponent: f64) -> f64 {
 }
 
 impl AttentionKey {
+    /// Twice the query-key pairs of causal attention over a prompt.
+    fn pairs(&self, length: f64) -> f64 {
+        let visible = self.visible(length);
+        visible * visible + 2.0 * (length - visible) * visible
+    }
+
     fn visible(&self, length: f64) -> f64 {
         if self.window == 0 {
             length

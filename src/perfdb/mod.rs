@@ -9,7 +9,7 @@ mod kernel;
 mod pricer;
 pub mod table;
 
-pub use database::Database;
+pub use database::{Database, GpuMemory};
 pub use grid::{Anchor, Term};
 pub use host::{HostKey, HostRows, HostTime, read_source_cells};
 pub use kernel::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey, Refusal};

@@ -1,0 +1,114 @@
+//! How many tokens of KV cache a rank group can hold.
+//!
+//! Per GPU: memory, less what the system's figures say is taken (`misc.other_mem`, `nccl_mem`),
+//! less the weights, times the runtime's fraction, over the bytes of one token. The activation peak
+//! that a runtime measures before it sizes its cache is in no table: it is left out, so a capacity
+//! is an upper bound. Windowed layers count in full: TensorRT-LLM does not reuse their blocks by
+//! default.
+
+use crate::model::{BackendName, Deployment, GemmDtype, KvCacheDtype, ModelConfig, MoeDtype};
+use crate::perfdb::GpuMemory;
+
+/// Share of the free memory that TensorRT-LLM gives to the cache unless told otherwise
+/// (`free_gpu_memory_fraction`).
+const TRTLLM_FRACTION: f64 = 0.9;
+
+/// Tokens of KV cache that one rank group holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvCapacity {
+    pub tokens: u64,
+}
+
+impl KvCapacity {
+    /// Capacity of a deployment whose cache gets `fraction` of the memory. `None`, and so no
+    /// limit, where the system's file gives no memory size, or where the fraction of an SGLang
+    /// server is not recorded (its default comes from a formula of its own).
+    pub fn of(
+        config: &ModelConfig,
+        deployment: &Deployment,
+        memory: Option<&GpuMemory>,
+        fraction: Option<f64>,
+    ) -> Option<Self> {
+        let memory = memory?;
+        let free = memory.bytes_free(deployment.parallel.ranks()) as f64;
+        let weights = weight_bytes(config, deployment) as f64;
+        let cache = match deployment.backend.name {
+            BackendName::Trtllm => (free - weights) * fraction.unwrap_or(TRTLLM_FRACTION),
+            // A share of what is free before the weights are loaded holds both.
+            BackendName::Sglang => free * fraction? - weights,
+        };
+        let tokens = cache.max(0.0) / token_bytes(config, deployment) as f64;
+        Some(Self {
+            tokens: tokens as u64,
+        })
+    }
+}
+
+/// Bytes of one token's keys and values on one GPU, over all layers.
+pub fn token_bytes(config: &ModelConfig, deployment: &Deployment) -> u64 {
+    let kv_heads = u64::from((config.kv_heads / deployment.parallel.tp).max(1));
+    let bytes = match deployment.precision.kv_cache {
+        KvCacheDtype::Bfloat16 => 2,
+        KvCacheDtype::Int8 | KvCacheDtype::Fp8 => 1,
+    };
+    u64::from(config.layers) * 2 * kv_heads * u64::from(config.head_dim) * bytes
+}
+
+/// Bytes of the weights on one GPU: attention projections at the GEMM precision, experts or MLP at
+/// theirs, and router, embedding and logits head in bfloat16. Norms, biases and the scales of FP8
+/// are left out (below a thousandth); a head tied to the embedding is counted twice.
+pub fn weight_bytes(config: &ModelConfig, deployment: &Deployment) -> u64 {
+    let on = deployment.parallel;
+    let tp = u64::from(on.tp);
+    let [layers, hidden, heads, head_dim, ffn, vocab] = [
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.head_dim,
+        config.ffn,
+        config.vocab,
+    ]
+    .map(u64::from);
+    let kv_heads = (u64::from(config.kv_heads) / tp).max(1);
+    let gemm = gemm_width(deployment.precision.gemm);
+    let qkv = (heads / tp + 2 * kv_heads) * head_dim * hidden;
+    let output = heads / tp * head_dim * hidden;
+    let mut layer_width = (qkv + output) * gemm;
+    layer_width += match config.experts {
+        Some(experts) => {
+            let count = u64::from(experts.count);
+            let shards = u64::from(on.moe_tp) * u64::from(on.moe_ep);
+            let moe = deployment.precision.moe.map_or(BFLOAT16, moe_width);
+            count * 3 * hidden * ffn / shards * moe + count * hidden * BFLOAT16
+        }
+        None => 3 * hidden * ffn / tp * gemm,
+    };
+    let ends = 2 * vocab * hidden / tp * BFLOAT16;
+    (layers * layer_width + ends) / QUARTER_BITS_PER_BYTE
+}
+
+/// Widths of a weight are counted in quarters of a bit, so that a scale shared by 32 or by 16
+/// weights counts in whole numbers.
+const QUARTER_BITS_PER_BYTE: u64 = 32;
+const BFLOAT16: u64 = 64;
+
+fn gemm_width(dtype: GemmDtype) -> u64 {
+    match dtype {
+        GemmDtype::Bfloat16 => BFLOAT16,
+        GemmDtype::Fp8 | GemmDtype::Fp8Static | GemmDtype::Fp8Block | GemmDtype::Int8Wo => 32,
+        // Half a byte, and a byte of scale for 16 weights.
+        GemmDtype::Nvfp4 => 18,
+        GemmDtype::Int4Wo => 16,
+    }
+}
+
+fn moe_width(dtype: MoeDtype) -> u64 {
+    match dtype {
+        MoeDtype::Bfloat16 => BFLOAT16,
+        MoeDtype::Fp8 | MoeDtype::Fp8Block => 32,
+        MoeDtype::Nvfp4 => 18,
+        // Half a byte, and a byte of scale for 32 weights.
+        MoeDtype::W4a16Mxfp4 | MoeDtype::W4a8Mxfp4Mxfp8 => 17,
+        MoeDtype::Int4Wo | MoeDtype::W4afp8 => 16,
+    }
+}
