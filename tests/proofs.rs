@@ -20,20 +20,6 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// The point that was run again on the host its rows come from.
 const CASE: &str = "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4";
 
-/// What the audit finds wrong with the composer, by case and policy, until that is mended: the
-/// launches of a forward are counted from rank group 0 alone, so where only another one has a
-/// prompt, the submissions of a step add up to more than its dispatch time.
-const FOUND: [(&str, Policy); 2] = [
-    (
-        "gpt-oss-120b/b200-trtllm/dp2-ep2/1024-1024-c256",
-        Policy::Estimate,
-    ),
-    (
-        "gpt-oss-120b/b200-trtllm/dp4-ep4/1024-1024-c64",
-        Policy::Estimate,
-    ),
-];
-
 fn points() -> &'static Points {
     static POINTS: OnceLock<Points> = OnceLock::new();
     POINTS.get_or_init(|| Points::open(Path::new(ROOT), None).expect("the project opens"))
@@ -150,16 +136,12 @@ fn times_scale_with_their_rows() {
 
 #[test]
 fn the_audit_arrives_at_every_receipt() {
-    over_every_case(|name, case, policy| {
+    over_every_case(|_, case, policy| {
         let verdict = audited(case, &predict(case, policy));
-        match (FOUND.contains(&(name, policy)), verdict) {
-            (false, Ok(report)) if report.tied_lines == 0 => Ok(()),
-            (false, Ok(report)) => Err(format!("{} lines differ by a tie", report.tied_lines)),
-            (false, Err(faults)) => Err(listed(&faults)),
-            (true, Ok(_)) => Err("the audit's finding is mended: take it off FOUND".to_owned()),
-            // Host submissions too late make iterations start late, and nothing before that.
-            (true, Err(faults)) if faults[0].check == Check::Times => Ok(()),
-            (true, Err(faults)) => Err(listed(&faults)),
+        match verdict {
+            Ok(report) if report.tied_lines == 0 => Ok(()),
+            Ok(report) => Err(format!("{} lines differ by a tie", report.tied_lines)),
+            Err(faults) => Err(listed(&faults)),
         }
     });
 }

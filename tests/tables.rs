@@ -590,7 +590,11 @@ fn weights_of_a_real_case_sum_to_one(#[case] name: &str) {
     assert!(pricer.lookup_count() > 1000, "{}", pricer.lookup_count());
     for index in 0..pricer.lookup_count() as u32 {
         let terms = pricer.terms(stepgate::perfdb::LookupId(index));
-        assert!(!terms.is_empty(), "lookup {index} rests on nothing");
+        // Work that a rank does not have rests on nothing and takes no time.
+        if terms.is_empty() {
+            assert_eq!(pricer.ms(stepgate::perfdb::LookupId(index)), 0.0);
+            continue;
+        }
         let sum: f64 = terms.iter().map(|term| term.weight).sum();
         assert!(
             (sum - 1.0).abs() <= 1e-12,

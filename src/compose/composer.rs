@@ -505,7 +505,9 @@ impl Composer {
                 info,
                 load,
                 std::slice::from_ref(load),
-                Execution::Unknown,
+                Execution::FullGraph {
+                    captured_batch: load.padded,
+                },
             ),
         }
     }
@@ -610,11 +612,10 @@ fn price_op(
         _ => load.tokens(),
     };
     let count = match op.units {
+        // A rank group without such requests has nothing to attend to.
+        Units::Prompts if load.prompts.is_empty() => return pricer.nothing(),
+        Units::Decode if load.padded == 0 => return pricer.nothing(),
         Units::Prompts => {
-            if load.prompts.is_empty() {
-                // Another rank has the context request; this one has nothing to attend to.
-                return pricer.price(id, Quantity::Prompts(&[1]));
-            }
             let pieces = Quantity::Pieces {
                 lengths: &load.prompts,
                 prefixes: &load.prefixes,
@@ -622,8 +623,8 @@ fn price_op(
             return pricer.price(id, pieces);
         }
         Units::Decode => {
-            let batch = f64::from(load.padded.max(1));
-            let mean_kv = load.kv_sum.max(1) as f64 / batch;
+            let batch = f64::from(load.padded);
+            let mean_kv = load.kv_sum as f64 / batch;
             return pricer.price(id, Quantity::Decode { batch, mean_kv });
         }
         // A collective moves what its largest rank holds.

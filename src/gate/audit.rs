@@ -1196,25 +1196,20 @@ impl<'a> Auditor<'a> {
         let largest = |of: fn(&Load) -> u32| loads.iter().map(of).max().unwrap_or(0);
         let count = match self.tasks[task] {
             Task::Prefill { .. } => {
-                // A group without a prompt still takes part, with the smallest there is.
-                let idle = [1];
-                let prompts = if load.prompts.is_empty() {
-                    &idle[..]
-                } else {
-                    &load.prompts[..]
-                };
-                let batch = prompts.len() as f64;
+                let batch = load.prompts.len() as f64;
+                // A group without a prompt has nothing to attend to.
                 let mut mean = Cost::default();
-                for prompt in prompts {
+                for prompt in &load.prompts {
                     let one = self.look_up(task, [f64::from(*prompt), batch, 0.0], 1.0 / batch);
                     mean.ms += one.ms;
                     mean.of.extend(one.of);
                 }
                 return Rc::new(mean);
             }
+            Task::Decode { .. } if load.padded == 0 => return Rc::new(Cost::default()),
             Task::Decode { .. } => {
-                let batch = f64::from(load.padded.max(1));
-                let mean_kv = load.kv_sum.max(1) as f64 / batch;
+                let batch = f64::from(load.padded);
+                let mean_kv = load.kv_sum as f64 / batch;
                 return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0));
             }
             Task::Experts => f64::from(loads.iter().map(Load::tokens).sum::<u32>()),

@@ -156,6 +156,11 @@ impl Pricer {
         self.finish(first)
     }
 
+    /// A lookup of no rows: work that a rank does not have.
+    pub fn nothing(&mut self) -> LookupId {
+        self.finish(self.terms.len())
+    }
+
     /// Prices `op` at `quantity`. Equal counts are priced once.
     pub fn price(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
         if let Quantity::Count(count) = quantity {
