@@ -22,7 +22,8 @@
 //! - **KV.** The runs ignore end-of-sequence tokens and have no prefix cache, so a prompt enters
 //!   when every running request could reach its full length ([`Executor::fits`]). When a decode
 //!   step does not fit, the requests with the fewest tokens out are retracted, the longer prompt
-//!   first: they go to the end of the queue and compute everything again. Pages hold one token.
+//!   first: they go to the end of the queue and compute everything again. (With every output at its
+//!   full length, as here, admission leaves no occasion for that.) Pages hold one token.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -397,7 +398,7 @@ impl<'a> Executor<'a> {
                 .filter(|other| !self.done[**other as usize])
         };
         let taken: u64 = pieces.iter().map(|piece| u64::from(piece.tokens)).sum();
-        let free = (pool.tokens - pool.used) as i64 - taken as i64;
+        let free = pool.tokens as i64 - pool.used as i64 - taken as i64;
         let context = i64::from(self.client.requests[request as usize].context());
         let clip = |tokens: u32| f64::from(tokens.min(OUTPUT_CLIP));
         let mut outstanding: f64 = running()
