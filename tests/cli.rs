@@ -310,6 +310,53 @@ fn duplicate_keys_in_a_hand_written_file_are_refused() {
 }
 
 #[test]
+fn a_host_topology_of_zero_is_refused() {
+    let project = Project::new();
+    project.edit(HOST, "tp: 2, dp: 1", "tp: 0, dp: 1");
+    project.refuses(&["predict", CASE], &["b200-tp2.yaml", "topology"]);
+}
+
+#[test]
+fn a_rank_outside_the_scope_is_refused() {
+    let project = Project::new();
+    project.edit(HOST, "rank: 1", "rank: 99");
+    project.refuses(&["predict", CASE], &["b200-tp2.yaml", "rank"]);
+}
+
+#[test]
+fn rows_that_answer_alike_in_two_files_are_refused() {
+    let project = Project::new();
+    let text = fs::read_to_string(project.path(HOST)).expect("text");
+    let twin = text.replace("id: gpt", "id: twin-gpt");
+    fs::write(project.path("data/host/aaa.yaml"), twin).expect("write");
+    project.refuses(&["predict", CASE], &["data/host", "answer the same lookup"]);
+}
+
+#[test]
+fn a_folder_in_place_of_a_table_is_refused() {
+    let project = Project::new();
+    fs::remove_file(project.path(MOE)).expect("remove");
+    fs::create_dir(project.path(MOE)).expect("create");
+    project.refuses(&["predict", CASE], &["moe_perf.parquet"]);
+}
+
+#[test]
+fn a_replay_beyond_its_bound_is_refused() {
+    let project = Project::new();
+    project.edit_case("concurrency: 4", "concurrency: 4096");
+    project.edit_case("max_batch_size: 512", "max_batch_size: 1");
+    project.refuses(&["predict", CASE], &["c4.yaml:", "decode steps"]);
+}
+
+#[test]
+fn a_config_with_experts_per_token_of_no_experts_is_refused() {
+    let project = Project::new();
+    let config = "data/models/gpt-oss-120b.json";
+    project.edit(config, "num_local_experts", "n_experts");
+    project.refuses(&["predict", CASE], &["gpt-oss-120b.json", "experts"]);
+}
+
+#[test]
 fn a_wheel_that_is_none_is_refused() {
     let project = Project::new();
     let out = project.path("out");

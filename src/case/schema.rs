@@ -21,9 +21,9 @@ use crate::perfdb::MoeKernel;
 pub(super) const TOKENS_MAX: u32 = 1_048_576;
 /// Most requests in flight, in a batch or in a step.
 pub(super) const BATCH_MAX: u32 = 65_536;
-pub(super) const REQUESTS_MAX: u32 = 10_000_000;
-/// A bound on the replay of one case: `requests * osl / concurrency`.
-pub(super) const DECODE_STEPS_MAX: u64 = 10_000_000;
+pub(super) const REQUESTS_MAX: u32 = 1_000_000;
+/// A bound on the replay of one case: `requests * osl` over the requests in flight.
+pub(super) const DECODE_STEPS_MAX: u64 = 1_000_000;
 /// GPUs in one node.
 pub(super) const GPUS_MAX: u32 = 8;
 pub(super) const ITERATIONS_MAX: u32 = 1_000_000;

@@ -60,6 +60,21 @@ pub(super) fn serving(path: &Path, file: &ServingFile) -> Result<Case, InputErro
     })?;
     let workload = check.workload(&file.workload)?;
     let serving = check.serving(&file.serving, &workload, &deployment)?;
+    let in_flight = u64::from(serving.max_batch_size) * u64::from(deployment.parallel.dp);
+    let in_flight = in_flight.min(u64::from(workload.concurrency));
+    let decode_steps = u64::from(workload.requests) * u64::from(workload.osl) / in_flight;
+    if decode_steps > DECODE_STEPS_MAX {
+        let keys = &file.workload;
+        let place = keys.requests.as_ref().unwrap_or(&keys.osl);
+        return Err(check.fault(
+            place,
+            "workload",
+            format!(
+                "requests * osl over {in_flight} requests in flight is {decode_steps} decode steps"
+            ),
+            format!("expected up to {DECODE_STEPS_MAX}"),
+        ));
+    }
     let silicon = file.silicon.as_ref().map(|keys| check.silicon(keys));
     let tolerance = file.tolerance.as_ref().map(|keys| check.tolerance(keys));
     Ok(Case {
@@ -143,6 +158,19 @@ pub(super) fn step(path: &Path, file: &StepFile) -> Result<StepCase, InputError>
             .collect::<Result<_, _>>()?,
         None => Vec::new(),
     };
+    let tokens: u64 = context.iter().map(|tokens| u64::from(*tokens)).sum();
+    if let Some(list) = keys
+        .context
+        .as_ref()
+        .filter(|_| tokens > u64::from(TOKENS_MAX))
+    {
+        return Err(check.fault(
+            list,
+            "step.context",
+            format!("the prompts hold {tokens} tokens together"),
+            format!("expected up to {TOKENS_MAX}"),
+        ));
+    }
     let generation = match &keys.generation {
         Some(keys) => Some(Generation {
             requests: check.count(&keys.requests, "step.generation.requests", 1, BATCH_MAX)?,
@@ -546,16 +574,6 @@ impl Check<'_> {
             Some(at) => self.count(at, "workload.requests", concurrency, REQUESTS_MAX)?,
             None => concurrency * 10,
         };
-        let decode_steps = u64::from(requests) * u64::from(osl) / u64::from(concurrency);
-        if decode_steps > DECODE_STEPS_MAX {
-            let place = keys.requests.as_ref().unwrap_or(&keys.osl);
-            return Err(self.fault(
-                place,
-                "workload",
-                format!("requests * osl / concurrency is {decode_steps} decode steps"),
-                format!("expected up to {DECODE_STEPS_MAX}"),
-            ));
-        }
         Ok(Workload {
             isl,
             osl,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::gate::{Points, Predicted, error_pct};
 use crate::replay::Outcome;
-use crate::timing::InputError;
+use crate::timing::{InputError, read_text};
 
 use super::run::Stop;
 use super::select::{predict_all, select};
@@ -328,8 +328,7 @@ fn write_json(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
 
 /// First published prediction of the peer per point: (TTFT ms, TPOT ms).
 fn read_peer_first(file: &Path) -> Result<BTreeMap<u32, (f64, f64)>, InputError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| InputError::new(file, format!("cannot read the points: {error}"), ""))?;
+    let text = read_text(file, "the points")?;
     let mut lines = text.lines();
     let head: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
     let column = |name: &str| {
@@ -352,25 +351,36 @@ fn read_peer_first(file: &Path) -> Result<BTreeMap<u32, (f64, f64)>, InputError>
     let mut first = BTreeMap::new();
     for (number, line) in lines.enumerate() {
         let fields: Vec<&str> = line.split(',').collect();
-        let value = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());
-        let parsed = (value(columns[0]), value(columns[1]), value(columns[2]));
+        let value = |at: usize| {
+            let value = fields.get(at)?.parse::<f64>().ok()?;
+            (value.is_finite() && value > 0.0).then_some(value)
+        };
+        let index = fields
+            .get(columns[0])
+            .and_then(|text| text.parse::<u32>().ok());
+        let parsed = (index, value(columns[1]), value(columns[2]));
         let (Some(index), Some(ttft), Some(tpot)) = parsed else {
             return Err(InputError::new(
                 file,
-                "index and the peer's predictions must be numbers",
+                "index and the peer's predictions must be numbers greater than zero",
                 "restore the file from git",
             )
             .row(number as u64 + 2));
         };
-        first.insert(index as u32, (ttft, tpot));
+        if first.insert(index, (ttft, tpot)).is_some() {
+            return Err(InputError::new(
+                file,
+                format!("point {index} stands twice"),
+                "restore the file from git",
+            )
+            .row(number as u64 + 2));
+        }
     }
     Ok(first)
 }
 
 fn read_peer_latest(file: &Path) -> Result<Vec<PeerGroup>, InputError> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
-        InputError::new(file, format!("cannot read the peer's figures: {error}"), "")
-    })?;
+    let text = read_text(file, "the peer's figures")?;
     let peer: PeerFile = serde_yaml::from_str(&text).map_err(|error| {
         let fault = InputError::new(file, error.to_string(), "restore the file from git");
         match error.location() {

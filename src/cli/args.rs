@@ -14,7 +14,7 @@ use crate::model::{BackendName, GemmDtype, MoeDtype};
 #[derive(Debug, Parser)]
 #[command(name = "stepgate", version, max_term_width = 100)]
 pub struct Arguments {
-    /// Project folder with cases/, goldens/ and data/ [default: found upwards from here]
+    /// Project folder with cases/ and data/ [default: found upwards from here]
     #[arg(long, global = true, value_name = "DIR")]
     pub root: Option<PathBuf>,
     /// Op tables to use instead of data/systems: a folder in the aiconfigurator layout
@@ -26,7 +26,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Predict cases: "TTFT >= strict; estimate X; missing; derived"
+    /// Predict TTFT and TPOT of cases, with their parts and what they rest on
     Predict {
         /// Case names, folders of cases, or paths of case files
         #[arg(required = true, value_name = "CASE")]
@@ -46,6 +46,7 @@ pub enum Command {
         /// Case names or folders of cases [default: all]
         #[arg(value_name = "CASE")]
         cases: Vec<String>,
+        /// JSON instead of text
         #[arg(long)]
         json: bool,
     },
@@ -54,6 +55,7 @@ pub enum Command {
         /// Case names or folders of cases [default: all]
         #[arg(value_name = "CASE")]
         cases: Vec<String>,
+        /// JSON instead of text
         #[arg(long)]
         json: bool,
     },
@@ -62,6 +64,7 @@ pub enum Command {
         /// Case names or folders of cases [default: all]
         #[arg(value_name = "CASE")]
         cases: Vec<String>,
+        /// JSON instead of text
         #[arg(long)]
         json: bool,
     },
@@ -87,7 +90,8 @@ pub enum TablesCommand {
     Import {
         /// The wheel, or an unpacked `systems` folder
         source: PathBuf,
-        /// Models, as the package names their configs; ID=NAME gives one another id
+        /// Models, by the name behind the owner in the package's config files, for example
+        /// gpt-oss-120b; ID=NAME gives one another id
         #[arg(long, value_delimiter = ',', required = true)]
         models: Vec<String>,
         /// Systems, for example b200_sxm

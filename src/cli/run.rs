@@ -50,16 +50,21 @@ pub fn run() -> ExitCode {
         Err(Stop::Input(error)) => {
             // What was printed before the error stays.
             let _ = out.flush();
-            eprintln!("error: {error}");
+            say(&format!("error: {error}"));
             ExitCode::from(BAD_INPUT)
         }
         // A reader that has seen enough, such as `head`.
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(Stop::Output(error)) => {
-            eprintln!("error: cannot write the output: {error}");
+            say(&format!("error: cannot write the output: {error}"));
             ExitCode::from(BAD_INPUT)
         }
     }
+}
+
+/// Prints a line on standard error; one that is closed or full is no reason to fail differently.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> {
@@ -87,8 +92,13 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,
         Command::Drift { cases, json } => {
-            if drift::run(&open()?, &cases, json, out)? {
-                return Ok(ExitCode::from(CHANGED));
+            // The verdict stands even if nobody reads the listing to its end.
+            let mut listing = Vec::new();
+            let left = drift::run(&open()?, &cases, json, &mut listing)?;
+            match out.write_all(&listing).and_then(|()| out.flush()) {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
+                _ if left => return Ok(ExitCode::from(CHANGED)),
+                _ => {}
             }
         }
         Command::Schema => {
@@ -117,7 +127,9 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 },
         } => tables::import(source, models, systems, folder, package_version, out)?,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut *out);
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut script);
+            out.write_all(&script)?;
         }
     }
     Ok(ExitCode::SUCCESS)

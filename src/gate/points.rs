@@ -6,7 +6,7 @@ use crate::case::{Case, CaseFile, ModelDims, OpCase, StepCase, Tree};
 use crate::model::ModelConfig;
 use crate::perfdb::Refusal;
 use crate::replay::{OpPrediction, Outcome, Replayer, StepPrediction};
-use crate::timing::{InputError, Policy};
+use crate::timing::{InputError, Policy, read_text};
 
 use super::band::{Bands, Comparison, compare};
 use super::golden;
@@ -123,15 +123,13 @@ impl Points {
     /// The text of a case's golden, without insta's header; `None` if there is none.
     pub fn golden(&self, name: &str) -> Result<Option<String>, InputError> {
         let file = self.golden_path(name);
-        match std::fs::read_to_string(&file) {
-            Ok(text) => golden::body(&text, &file).map(Some),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(InputError::new(
-                &file,
-                format!("cannot read the golden: {error}"),
-                "restore it from git",
-            )),
+        if matches!(std::fs::symlink_metadata(&file), Err(error)
+            if error.kind() == std::io::ErrorKind::NotFound)
+        {
+            return Ok(None);
         }
+        let text = read_text(&file, "the golden")?;
+        golden::body(&text, &file).map(Some)
     }
 
     /// Predicts a case and compares it with its golden.

@@ -4,7 +4,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::timing::InputError;
+use crate::timing::{InputError, read_text};
+
+/// More layers than any known decoder has.
+const LAYERS_MAX: u32 = 1024;
 
 /// A decoder: grouped-query or latent attention or gated deltanet per layer, and a dense or a
 /// mixture-of-experts MLP.
@@ -116,18 +119,14 @@ impl ModelConfig {
         let known = id
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-        let text = if known {
-            std::fs::read_to_string(&file).map_err(|error| error.to_string())
-        } else {
-            Err("a model id holds letters, digits, `-`, `.` and `_` only".to_owned())
-        };
-        let text = text.map_err(|error| {
-            InputError::new(
+        if !known {
+            return Err(InputError::new(
                 &file,
-                format!("cannot read the model config: {error}"),
-                "put the model's config.json there under its id",
-            )
-        })?;
+                "a model id holds letters, digits, `-`, `.` and `_` only",
+                "put the model's config.json into data/models under its id",
+            ));
+        }
+        let text = read_text(&file, "the model config")?;
         Self::parse(&text, &file)
     }
 
@@ -151,11 +150,21 @@ impl ModelConfig {
         if heads == 0 || hf.num_hidden_layers == 0 || hf.hidden_size == 0 || hf.vocab_size == 0 {
             return Err(wrong("a dimension is zero".to_owned()));
         }
+        if hf.num_hidden_layers > LAYERS_MAX || hf.head_dim == Some(0) || hf.intermediate_size == 0
+        {
+            return Err(wrong(format!(
+                "{} layers of head_dim {:?} and intermediate_size {}",
+                hf.num_hidden_layers, hf.head_dim, hf.intermediate_size
+            )));
+        }
         let window = hf.sliding_window.unwrap_or(0);
         let windows: Vec<u32> = match &hf.layer_types {
             Some(types) => types
                 .iter()
                 .map(|kind| match kind.as_str() {
+                    "sliding_attention" if window == 0 => {
+                        Err(wrong("sliding layers without a sliding_window".to_owned()))
+                    }
                     "sliding_attention" => Ok(window),
                     "full_attention" | "linear_attention" => Ok(0),
                     other => Err(wrong(format!(
@@ -174,9 +183,14 @@ impl ModelConfig {
         }
         let experts = match (hf.num_local_experts, hf.num_experts_per_tok) {
             (Some(count), Some(topk)) if topk > 0 && topk <= count => Some(Experts { count, topk }),
-            (None, _) => None,
+            (None, None) => None,
             (count, topk) => {
-                return Err(wrong(format!("{topk:?} of {count:?} experts per token")));
+                let said = |value: Option<u32>| value.map_or("no".to_owned(), |v| v.to_string());
+                return Err(wrong(format!(
+                    "{} experts per token of {} experts",
+                    said(topk),
+                    said(count)
+                )));
             }
         };
         let latent = match (hf.kv_lora_rank, hf.q_lora_rank) {

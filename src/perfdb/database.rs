@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
 
-use crate::timing::{InputError, OpTable, Rows};
+use crate::timing::{InputError, OpTable, Rows, read_text};
 
 use super::grid::{Grid, Site};
 use super::host::HostRows;
@@ -20,6 +20,9 @@ pub struct Database {
     host: HostRows,
     tables: Mutex<HashMap<PathBuf, Arc<OpTable>>>,
 }
+
+/// Slowest memory that is taken for one, in bytes per second: a guard against other units.
+const MEM_BW_MIN: f64 = 1e6;
 
 /// `<system>.yaml`: the published figures this crate uses.
 #[derive(Debug, Deserialize)]
@@ -102,13 +105,7 @@ impl Database {
 
     fn figures(&self, system: &str) -> Result<(SystemFile, PathBuf), InputError> {
         let file = self.systems_dir.join(format!("{system}.yaml"));
-        let text = std::fs::read_to_string(&file).map_err(|error| {
-            InputError::new(
-                &file,
-                format!("cannot read the system's figures: {error}"),
-                "name a system that the op tables hold",
-            )
-        })?;
+        let text = read_text(&file, "the system's figures")?;
         let figures: SystemFile = serde_yaml::from_str(&text).map_err(|error| {
             let at = error.location();
             let fault = InputError::new(&file, error.to_string(), "");
@@ -121,11 +118,11 @@ impl Database {
     pub(super) fn memory_bytes_per_ms(&self, system: &str) -> Result<f64, InputError> {
         let (figures, file) = self.figures(system)?;
         let bandwidth = figures.gpu.mem_bw;
-        if !(bandwidth.is_finite() && bandwidth > 0.0) {
+        if !(bandwidth.is_finite() && bandwidth >= MEM_BW_MIN) {
             return Err(InputError::new(
                 &file,
                 format!("memory bandwidth is {bandwidth}"),
-                "give bytes per second, greater than zero",
+                format!("give bytes per second, at least {MEM_BW_MIN:e}"),
             )
             .field("gpu.mem_bw"));
         }
@@ -167,7 +164,10 @@ impl Database {
         let mut absent = Vec::new();
         for candidate in key.candidates(framework) {
             let file = self.file_of(system, &candidate);
-            if !file.is_file() {
+            // Only a file that is not there is absent; anything else in its place is a fault.
+            if matches!(std::fs::symlink_metadata(&file), Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound)
+            {
                 absent.push(file);
                 continue;
             }
@@ -274,20 +274,28 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
             name => Axis::Column(table.int(name)?),
         });
     }
-    Ok(kept
-        .into_iter()
+    kept.into_iter()
         .map(|row| {
             let mut at = [0.0; 3];
-            for (slot, axis) in at.iter_mut().zip(&coordinates) {
+            for ((slot, axis), name) in at.iter_mut().zip(&coordinates).zip(key.axes()) {
                 *slot = axis.at(row as usize);
+                if *slot < 1.0 {
+                    return Err(InputError::new(
+                        &table.file,
+                        format!("the axis is {slot}"),
+                        "shapes count from 1; restore the table from git",
+                    )
+                    .row(u64::from(row) + 1)
+                    .field(*name));
+                }
             }
-            Site {
+            Ok(Site {
                 at,
                 ms: latency[row as usize],
                 index: row,
-            }
+            })
         })
-        .collect())
+        .collect()
 }
 
 /// A grid axis: a column, or the sum of two (decode KV length = isl + step).
@@ -300,7 +308,7 @@ impl Axis<'_> {
     fn at(&self, row: usize) -> f64 {
         match self {
             Self::Column(values) => values[row] as f64,
-            Self::Sum(a, b) => (a[row] + b[row]) as f64,
+            Self::Sum(a, b) => a[row] as f64 + b[row] as f64,
         }
     }
 }

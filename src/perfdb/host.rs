@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::timing::{
     Boundary, CaptureOutcome, Execution, HostClass, InputError, Policy, Provenance, Row, Scope,
-    SourceCell, Topology,
+    SourceCell, Topology, read_text,
 };
 
 /// Every host and boundary row of a data folder.
@@ -56,13 +56,26 @@ pub struct HostTime {
 impl HostRows {
     /// Reads every `*.yaml` of `folder`; a missing folder holds no rows.
     pub fn load(folder: &Path) -> Result<Self, InputError> {
-        let mut files: Vec<_> = match std::fs::read_dir(folder) {
-            Ok(entries) => entries
-                .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-                .filter(|path| path.extension().is_some_and(|end| end == "yaml"))
-                .collect(),
-            Err(_) => Vec::new(),
+        let unreadable = |error: std::io::Error| {
+            InputError::new(
+                folder,
+                format!("cannot list the host rows: {error}"),
+                "check the folder and its permissions",
+            )
         };
+        let mut files = Vec::new();
+        match std::fs::read_dir(folder) {
+            Ok(entries) => {
+                for entry in entries {
+                    let path = entry.map_err(unreadable)?.path();
+                    if path.extension().is_some_and(|end| end == "yaml") {
+                        files.push(path);
+                    }
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(unreadable(error)),
+        }
         files.sort();
         let mut rows = Vec::new();
         let mut seen = BTreeSet::new();
@@ -77,6 +90,7 @@ impl HostRows {
                 }
                 rows.push(row);
             }
+            refuse_twins(&rows, &file)?;
         }
         Ok(Self { rows })
     }
@@ -210,8 +224,7 @@ fn by_rank(rows: Vec<Arc<Row>>) -> Vec<Vec<Arc<Row>>> {
 }
 
 fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| InputError::new(file, format!("cannot read host rows: {error}"), ""))?;
+    let text = read_text(file, "the host rows")?;
     let parsed: HostFile = serde_yaml::from_str(&text).map_err(|error| {
         let fault = InputError::new(
             file,
@@ -224,13 +237,22 @@ fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
             None => fault,
         }
     })?;
-    refuse_twins(&parsed.rows, file)?;
+    let topology = parsed.scope.topology;
+    let sizes = [topology.tp, topology.dp, topology.moe_tp, topology.moe_ep];
+    if sizes.iter().any(|size| !(1..=GPUS_MAX).contains(size)) {
+        return Err(InputError::new(
+            file,
+            format!("the topology is {sizes:?} (tp, dp, moe_tp, moe_ep)"),
+            format!("each size counts from 1 to {GPUS_MAX}"),
+        )
+        .field("scope.topology"));
+    }
     let scope = Arc::new(parsed.scope);
     parsed
         .rows
         .into_iter()
         .map(|mut row| {
-            check(&row, file)?;
+            check(&row, topology, file)?;
             row.scope = Some(Arc::clone(&scope));
             Ok(Arc::new(row))
         })
@@ -238,13 +260,14 @@ fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
 }
 
 /// Refuses two rows that no lookup can tell apart: their mean would be nobody's measurement.
-fn refuse_twins(rows: &[Row], file: &Path) -> Result<(), InputError> {
+fn refuse_twins(rows: &[Arc<Row>], file: &Path) -> Result<(), InputError> {
     let asked = |row: &Row| {
         let derived = matches!(row.provenance, Provenance::Derived { .. });
         (
             (row.boundary, row.execution.mode(), fell_back(row)),
             (row.rank, row.samples.observer, derived),
             row.shape.clone(),
+            format!("{:?}", row.scope),
         )
     };
     let mut seen = BTreeMap::new();
@@ -260,9 +283,22 @@ fn refuse_twins(rows: &[Row], file: &Path) -> Result<(), InputError> {
     Ok(())
 }
 
-fn check(row: &Row, file: &Path) -> Result<(), InputError> {
+/// GPUs of one node.
+const GPUS_MAX: u32 = 8;
+/// Longest time that is taken for one: a day, in milliseconds.
+const MS_MAX: f64 = 86_400_000.0;
+
+fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
+    if row.rank.is_some_and(|rank| rank >= topology.ranks()) {
+        return Err(InputError::new(
+            file,
+            format!("row `{}` is of rank {:?}", row.id, row.rank),
+            format!("the scope has ranks 0 to {}", topology.ranks() - 1),
+        )
+        .field("rank"));
+    }
     let ms = row.samples.mean_ms;
-    if !(ms.is_finite() && ms > 0.0) {
+    if !(ms > 0.0 && ms <= MS_MAX) {
         return Err(InputError::new(
             file,
             format!("row `{}` has a mean of {ms} ms", row.id),
@@ -294,8 +330,7 @@ fn check(row: &Row, file: &Path) -> Result<(), InputError> {
 
 /// Reads the cells of a source CSV (`table,row,column,value,...`) that rows and check values name.
 pub fn read_source_cells(file: &Path) -> Result<Vec<(SourceCell, f64)>, InputError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| InputError::new(file, format!("cannot read source cells: {error}"), ""))?;
+    let text = read_text(file, "the source cells")?;
     let mut cells = Vec::new();
     for (number, line) in text.lines().enumerate().skip(1) {
         if line.trim().is_empty() || line.starts_with('#') {

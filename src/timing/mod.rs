@@ -4,6 +4,7 @@ mod coverage;
 mod evaluation;
 mod execution;
 mod fault;
+mod file;
 mod row;
 mod table;
 
@@ -11,6 +12,7 @@ pub use coverage::{Coverage, HostClass, Policy};
 pub use evaluation::Evaluation;
 pub use execution::{Boundary, CaptureOutcome, Execution, Observer};
 pub use fault::{InputError, Place};
+pub use file::read_text;
 pub use row::{
     Duplicates, Origin, Provenance, Row, RowId, Rows, Samples, Scope, SourceCell, Topology,
 };
