@@ -448,9 +448,10 @@ impl Builder<'_> {
             ),
             self.per_phase(
                 "context latent attention",
+                // Prefill attends to expanded keys and values in bf16, whatever the cache holds.
                 OpKey::ContextLatent {
                     heads,
-                    kv_dtype: kv_dtype.clone(),
+                    kv_dtype: "bfloat16".to_owned(),
                 },
                 true,
                 2,

@@ -51,7 +51,15 @@ pub fn token_bytes(config: &ModelConfig, deployment: &Deployment) -> u64 {
         KvCacheDtype::Bfloat16 => 2,
         KvCacheDtype::Int8 | KvCacheDtype::Fp8 => 1,
     };
-    u64::from(config.layers) * 2 * kv_heads * u64::from(config.head_dim) * bytes
+    if let Some(latent) = config.latent {
+        // One latent vector and one rotary key per token, a copy on every rank.
+        return u64::from(config.layers) * u64::from(latent.kv_rank + latent.rope_dim) * bytes;
+    }
+    // Gated-deltanet layers keep a state of fixed size instead.
+    let without = config.deltanet.as_ref().map_or(0, |net| {
+        net.layers.iter().filter(|linear| **linear).count() as u64
+    });
+    (u64::from(config.layers) - without) * 2 * kv_heads * u64::from(config.head_dim) * bytes
 }
 
 /// Bytes of the weights on one GPU: attention projections at the GEMM precision, experts or MLP at
