@@ -604,3 +604,20 @@ fn measured_ops_that_are_not_their_cells_are_caught() {
     // The op's value and the step's difference.
     assert_eq!(failures.len(), 2, "{failures:#?}");
 }
+
+#[test]
+fn check_values_are_the_cells_they_name() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
+    let source = data.join("host/sources/gpt-oss-120b-b200-tp2.csv");
+    let cells = stepgate::perfdb::read_source_cells(&source).expect("cells");
+    let checks = stepgate::gate::all_checks(&data).expect("check values");
+    assert!(!checks.is_empty());
+    for check in checks {
+        let found: Vec<f64> = cells
+            .iter()
+            .filter(|(cell, _)| *cell == check.source)
+            .map(|(_, value)| *value)
+            .collect();
+        assert_eq!(found, [check.value_ms], "{}", check.name);
+    }
+}

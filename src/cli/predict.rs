@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::case::Silicon;
 use crate::compose::{Part, Receipt};
-use crate::gate::{Points, Predicted, differs, error_pct, render};
+use crate::gate::{Points, Predicted, checks_of, differs, error_pct, own_ms, render};
 use crate::replay::{Metric, Outcome, Prediction, RequestWay};
-use crate::timing::RowId;
+use crate::timing::{Evaluation, RowId};
 
 use super::run::Stop;
 use super::select::{predict_all, select};
@@ -54,6 +54,10 @@ pub fn run(
             return writeln!(out, "{}", case_json(&name, strict, estimate, silicon));
         }
         writeln!(out, "{}", bold(&name))?;
+        let checks = match checks_of(&points.root().join("data"), &case.scenario()) {
+            Ok(checks) => checks,
+            Err(error) => return writeln!(out, "  no check values: {error}"),
+        };
         headline(out, strict, estimate, silicon)?;
         parts(out, strict, estimate)?;
         for (policy, outcome) in [("strict", strict), ("estimate", estimate)] {
@@ -65,6 +69,7 @@ pub fn run(
             }
             if style.explain {
                 explain(out, policy, prediction)?;
+                write_checks(out, &checks, prediction)?;
             }
             if style.receipt {
                 receipt(out, policy, "TTFT", &prediction.ttft_receipt, prediction)?;
@@ -268,6 +273,31 @@ fn explain(out: &mut dyn Write, policy: &str, prediction: &Prediction) -> io::Re
         writeln!(out, "      {op}: {}", flags.join("; "))?;
     }
     Ok(())
+}
+
+/// Boundaries that runs of this workload showed, beside the prediction's.
+fn write_checks(
+    out: &mut dyn Write,
+    checks: &[Evaluation],
+    prediction: &Prediction,
+) -> io::Result<()> {
+    if checks.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "    check values (outcomes of real runs, never inputs):"
+    )?;
+    let mut table = Table::new(&["boundary, ms", "predicted", "run", "observer"]);
+    for check in checks {
+        table.row(vec![
+            check.name.clone(),
+            own_ms(&check.name, prediction).map_or("-".to_owned(), |ms| format!("{ms:.3}")),
+            format!("{:.3}", check.value_ms),
+            check.observer.to_string(),
+        ]);
+    }
+    table.write(out, 6)
 }
 
 /// The critical path of one first token, part by part, with the row that holds most of each.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod band;
+mod check;
 mod golden;
 mod points;
 mod proof;
@@ -9,6 +10,7 @@ mod report;
 
 pub use audit::{AuditFault, AuditReport, Check, audit, check_weights};
 pub use band::{Band, Bands, Breach, Comparison, Drift, compare};
+pub use check::{all_checks, checks_of, own_ms};
 pub use golden::{differs, error_pct, render};
 pub use points::{Points, Predicted, Verdict, bands_of};
 pub use proof::{
