@@ -184,6 +184,20 @@ fn write_parts(out: &mut String, name: &str, receipt: &Receipt, digits: usize) -
     Ok(())
 }
 
+/// The flags of each GPU op that last: whether a lookup falls on a grid line or beside it hangs on
+/// single decode steps.
+fn lasting(coverage: &Coverage) -> Vec<(&String, Vec<&String>)> {
+    coverage
+        .gpu
+        .iter()
+        .map(|(op, flags)| {
+            let lasting = flags.iter();
+            let lasting = lasting.filter(|flag| *flag != "hit" && *flag != "blended");
+            (op, lasting.collect())
+        })
+        .collect()
+}
+
 /// Writes coverage; the GPU ops only where they are unlike those of the policy before.
 fn write_coverage(out: &mut String, coverage: &Coverage, unlike: Option<&Coverage>) -> fmt::Result {
     writeln!(out, "  coverage:")?;
@@ -206,16 +220,13 @@ fn write_coverage(out: &mut String, coverage: &Coverage, unlike: Option<&Coverag
         "    observers: [{}]",
         list(&mut coverage.observers.iter())
     )?;
-    if unlike.is_some_and(|other| other.gpu == coverage.gpu) {
+    let gpu = lasting(coverage);
+    if unlike.is_some_and(|other| lasting(other) == gpu) {
         return Ok(());
     }
     writeln!(out, "    gpu:")?;
-    for (op, flags) in &coverage.gpu {
-        // Whether a lookup falls on a grid line or beside it hangs on single decode steps.
-        let mut lasting = flags
-            .iter()
-            .filter(|flag| *flag != "hit" && *flag != "blended");
-        writeln!(out, "      {op}: [{}]", list(&mut lasting))?;
+    for (op, flags) in gpu {
+        writeln!(out, "      {op}: [{}]", list(&mut flags.into_iter()))?;
     }
     Ok(())
 }
