@@ -43,6 +43,7 @@ fn mixed_step(c: &mut Criterion) {
             generation: 3,
             padded: 3,
             kv_sum: 4158,
+            ..RankLoad::default()
         }];
         let start = LaneStart {
             host_ms: vec![0.0; composer.lanes()],

@@ -1,15 +1,15 @@
 //! Case files from outside: every bad one is refused with a place and a way out, none panics, and
 //! the checked-in ones say what their sources say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rstest::rstest;
+use sha2::{Digest, Sha256};
 use stepgate::case::{Case, CaseFile, FILE_BYTES_MAX, ModelDims, Outcome, Tree, json_schema};
-use stepgate::model::{Count, MoeDtype, OpKind, StepExecution};
-use stepgate::perfdb::MoeKernel;
+use stepgate::model::{Count, OpKind, StepExecution};
 use stepgate::timing::InputError;
 
 /// A valid case that uses every block.
@@ -224,6 +224,16 @@ fn assert_fault(fault: &InputError, file: &str, line: u64, column: u64, part: &s
     19,
     "1023 tokens cannot hold the longest prompt, 1024"
 )]
+#[case::no_token_budget("  max_num_tokens: 20000\n", "", 11, 3, "missing key `max_num_tokens`")]
+#[case::quoted_template(
+    "concurrency: 4",
+    "concurrency: 4, chat_template: 'no'",
+    9,
+    66,
+    "expected true or false"
+)]
+#[case::quoted_reuse("overlap: true", "block_reuse: 1", 13, 16, "expected true or false")]
+#[case::unknown_gemm_kernel("moe: trtllm_gen", "gemm: cublas", 7, 18, "unknown value `cublas`")]
 #[case::sequence_does_not_fit(
     "overlap: true",
     "max_seq_len: 2047",
@@ -434,7 +444,7 @@ system: s
 backend: { name: sglang, version: 0.5.12 }
 parallel: { tp: 1, dp: 4, moe_ep: 2 }
 workload: { isl: 10, osl: 10, concurrency: 3 }
-serving: { max_batch_size: 1, max_num_tokens: 10 }
+serving: {}
 ";
     let case = serving(text);
     assert_eq!(case.point, None);
@@ -449,20 +459,22 @@ serving: { max_batch_size: 1, max_num_tokens: 10 }
             "precision": {
                 "gemm": "bfloat16", "moe": null, "kv_cache": "bfloat16", "attention": null
             },
-            "kernels": { "moe": null, "attention": null, "allreduce_fusion": null },
+            "kernels": {
+                "moe": null, "gemm": null, "attention": null, "allreduce_fusion": null
+            },
             "host_cpu": null,
         },
         "workload": {
             "isl": 10, "osl": 10, "concurrency": 3, "requests": 30,
-            "length_ratio": 0.8, "seed": 0,
+            "length_ratio": 0.8, "seed": 0, "chat_template": false,
         },
         "serving": {
-            "max_batch_size": 1, "max_num_tokens": 10, "max_seq_len": null, "overlap": true,
+            "max_batch_size": 2048, "max_num_tokens": 16384, "max_seq_len": null, "overlap": true,
             "cuda_graph": null, "piecewise": null, "batch_wait": null,
             "attention_dp_balance": null, "capacity": "guaranteed_no_evict",
             "memory_fraction": null, "stream_interval": 1,
             "max_prefill_tokens": null, "chunked_prefill_size": null,
-            "scheduler_recv_interval": 1,
+            "scheduler_recv_interval": 1, "block_reuse": false,
         },
     });
     assert_eq!(scenario, expected);
@@ -733,11 +745,8 @@ fn all_cases() -> BTreeMap<String, CaseFile> {
 fn every_checked_in_case_is_valid_and_points_are_unique() {
     let cases = all_cases();
     for case in cases.values() {
-        let model = &case.deployment().model;
-        if model == "gpt-oss-120b" {
-            case.validate(&GPT_OSS)
-                .unwrap_or_else(|fault| panic!("{fault}"));
-        }
+        case.validate(&dims(&case.deployment().model))
+            .unwrap_or_else(|fault| panic!("{fault}"));
     }
     let serving = cases.values().filter_map(|case| match case {
         CaseFile::Serving(case) => Some(case),
@@ -746,153 +755,63 @@ fn every_checked_in_case_is_valid_and_points_are_unique() {
     Tree::check_points(serving).unwrap_or_else(|fault| panic!("{fault}"));
 }
 
+/// Straight from the checked-in config: what a model needs to be planned is no matter of its cases.
+fn dims(model: &str) -> ModelDims {
+    let path = repository(&format!("data/models/{model}.json"));
+    let text = fs::read_to_string(&path).unwrap_or_else(|fault| panic!("{path:?}: {fault}"));
+    let config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let config = config.get("text_config").unwrap_or(&config);
+    let count = |key: &str| {
+        config
+            .get(key)
+            .and_then(serde_json::Value::as_u64)
+            .map(|count| u32::try_from(count).expect("small"))
+    };
+    ModelDims {
+        heads: count("num_attention_heads").expect("heads"),
+        kv_heads: count("num_key_value_heads").expect("KV heads"),
+        experts: ["num_local_experts", "num_experts", "n_routed_experts"]
+            .into_iter()
+            .find_map(count),
+    }
+}
+
+#[rstest]
+#[case("gpt-oss-120b", 64, 8, Some(128))]
+#[case("minimax-m2.5", 48, 8, Some(256))]
+#[case("deepseek-r1-0528", 128, 128, Some(256))]
+#[case("qwen3.5-397b-a17b", 32, 2, Some(512))]
+#[case("llama-3.1-70b", 64, 8, None)]
+#[case("qwen3-30b-a3b", 32, 4, Some(128))]
+fn a_checked_in_config_is_the_models(
+    #[case] model: &str,
+    #[case] heads: u32,
+    #[case] kv_heads: u32,
+    #[case] experts: Option<u32>,
+) {
+    let expected = ModelDims {
+        heads,
+        kv_heads,
+        experts,
+    };
+    assert_eq!(dims(model), expected);
+    // Its bytes are the ones its provenance names.
+    let text = fs::read_to_string(repository("data/models/PROVENANCE.yaml")).expect("provenance");
+    let provenance: BTreeMap<String, BTreeMap<String, String>> =
+        serde_yaml::from_str(&text).expect("provenance");
+    let bytes = fs::read(repository(&format!("data/models/{model}.json"))).expect("a config");
+    let digest: String = Sha256::digest(&bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(provenance[model]["sha256"], digest);
+}
+
 #[test]
 fn the_31_points_can_be_picked_by_their_name() {
     let cases = all_cases();
     let picked = |name: &&String| name.contains("gpt-oss-120b/b200");
     assert_eq!(cases.keys().filter(picked).count(), 31);
-}
-
-/// Rows of a CSV without quotes, by column name.
-fn csv(text: &str) -> Vec<BTreeMap<&str, &str>> {
-    assert!(
-        !text.contains('"'),
-        "the reader of this test knows no quotes"
-    );
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().expect("a header").split(',').collect();
-    lines
-        .map(|line| {
-            let cells: Vec<&str> = line.split(',').collect();
-            assert_eq!(cells.len(), header.len(), "{line}");
-            header.iter().copied().zip(cells).collect()
-        })
-        .collect()
-}
-
-fn optional(value: Option<impl ToString>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
-}
-
-/// A case's fields under the CSV's column names.
-fn as_row(case: &Case) -> BTreeMap<&'static str, String> {
-    let scenario = case.scenario();
-    let (deployment, workload, serving) =
-        (&scenario.deployment, &scenario.workload, &scenario.serving);
-    let parallel = deployment.parallel;
-    let silicon = case.silicon.as_ref().expect("a point is measured");
-    let graph = serving.cuda_graph.as_ref().expect("every point has graphs");
-    let list = graph.batch_sizes.as_ref().map(|sizes| {
-        let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
-        sizes.join(" ")
-    });
-    let balance = serving.attention_dp_balance;
-    let moe_backend = match deployment.kernels.moe {
-        Some(MoeKernel::TrtllmGen) => "TRTLLM",
-        other => panic!("no column text for {other:?}"),
-    };
-    let weights = match deployment.precision.moe {
-        Some(MoeDtype::W4a8Mxfp4Mxfp8) => "fp4",
-        other => panic!("no column text for {other:?}"),
-    };
-    BTreeMap::from([
-        ("index", optional(case.point)),
-        ("model", deployment.model.clone()),
-        ("system", deployment.system.clone()),
-        ("backend", deployment.backend.name.to_string()),
-        ("backend_version", deployment.backend.version.clone()),
-        ("precision", weights.to_owned()),
-        ("gpus", parallel.ranks().to_string()),
-        ("attention_dp", (parallel.dp > 1).to_string()),
-        ("tp", parallel.tp.to_string()),
-        ("dp", parallel.dp.to_string()),
-        ("moe_tp", parallel.moe_tp.to_string()),
-        ("moe_ep", parallel.moe_ep.to_string()),
-        ("isl", workload.isl.to_string()),
-        ("osl", workload.osl.to_string()),
-        ("concurrency", workload.concurrency.to_string()),
-        ("requests", workload.requests.to_string()),
-        ("measured_ttft_ms", silicon.ttft_ms.to_string()),
-        ("measured_tpot_ms", silicon.tpot_ms.to_string()),
-        ("max_batch_size", serving.max_batch_size.to_string()),
-        ("max_num_tokens", serving.max_num_tokens.to_string()),
-        ("max_seq_len", optional(serving.max_seq_len)),
-        ("graph_max_batch", graph.max_batch.to_string()),
-        ("graph_batch_list", optional(list)),
-        ("piecewise_graph", serving.piecewise.is_some().to_string()),
-        (
-            "piecewise_max_tokens",
-            optional(
-                serving
-                    .piecewise
-                    .as_ref()
-                    .map(|piecewise| piecewise.max_tokens),
-            ),
-        ),
-        (
-            "batch_wait_timeout_iters",
-            optional(serving.batch_wait.map(|wait| wait.timeout_iters)),
-        ),
-        (
-            "batch_wait_max_tokens_ratio",
-            optional(serving.batch_wait.map(|wait| wait.max_tokens_ratio)),
-        ),
-        ("adp_balance", optional(balance.map(|_| true))),
-        (
-            "adp_batching_wait_iters",
-            optional(balance.map(|balance| balance.batching_wait_iters)),
-        ),
-        (
-            "adp_timeout_iters",
-            optional(balance.map(|balance| balance.timeout_iters)),
-        ),
-        ("capacity_policy", serving.capacity.to_string()),
-        ("stream_interval", serving.stream_interval.to_string()),
-        ("kv_cache_dtype", deployment.precision.kv_cache.to_string()),
-        ("memory_fraction", optional(serving.memory_fraction)),
-        ("moe_backend", moe_backend.to_owned()),
-        (
-            "allreduce_fusion",
-            optional(deployment.kernels.allreduce_fusion),
-        ),
-    ])
-}
-
-#[test]
-fn every_point_agrees_with_its_source_row() {
-    let text = fs::read_to_string(repository("data/points/points.csv")).expect("the points");
-    let rows = csv(&text);
-    let mut points = BTreeMap::new();
-    for (name, case) in all_cases() {
-        if let CaseFile::Serving(case) = case {
-            points.insert(case.point.expect("a point"), (name, case));
-        }
-    }
-    let indices: BTreeSet<u32> = rows
-        .iter()
-        .map(|row| row["index"].parse().expect("an index"))
-        .collect();
-    assert_eq!(rows.len(), 31);
-    assert_eq!(indices, points.keys().copied().collect());
-    for row in &rows {
-        let index: u32 = row["index"].parse().expect("an index");
-        let (name, case) = &points[&index];
-        for (column, value) in as_row(case) {
-            assert_eq!(value, row[column], "{name}: {column}");
-        }
-        let silicon = case.silicon.as_ref().expect("a point is measured");
-        assert_eq!(silicon.run, "inferencex 26016885799");
-        assert_eq!(silicon.date.to_string(), "2026-05-18");
-        let topology = match row["attention_dp"] {
-            "true" => format!("dp{}-ep{}", row["dp"], row["moe_ep"]),
-            _ => format!("tp{}", row["tp"]),
-        };
-        let expected = format!(
-            "{}/b200-{}/{topology}/{}-{}-c{}",
-            row["model"], row["backend"], row["isl"], row["osl"], row["concurrency"]
-        );
-        assert_eq!(name, &expected);
-    }
 }
 
 #[test]

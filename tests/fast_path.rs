@@ -182,6 +182,7 @@ fn load() -> impl Strategy<Value = RankLoad> {
             kv_sum: mean_kv * u64::from(generation.max(1)),
             prompts,
             generation,
+            ..RankLoad::default()
         },
     )
 }

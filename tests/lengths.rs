@@ -22,6 +22,7 @@ fn workload(isl: u32, osl: u32, concurrency: u32, requests: u32) -> Workload {
         requests,
         length_ratio: 0.8,
         seed: 0,
+        chat_template: false,
     }
 }
 

@@ -576,6 +576,7 @@ fn weights_of_a_real_case_sum_to_one(#[case] name: &str) {
                 generation: rank.generation,
                 padded: rank.padded,
                 kv_sum: rank.kv_sum,
+                ..RankLoad::default()
             })
             .collect();
         let shape: Vec<_> = (loads.iter())

@@ -126,13 +126,13 @@ impl CaseFile {
     /// Reads and checks one file; refuses more than [`FILE_BYTES_MAX`] without reading it all.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, InputError> {
         let path = path.as_ref();
-        Self::from_bytes(path, read(path)?)
+        Self::from_bytes(path, read(path, "case")?)
     }
 
     /// Checks the content of a file; `path` is for messages only.
     pub fn from_bytes(path: impl AsRef<Path>, bytes: Vec<u8>) -> Result<Self, InputError> {
         let path = path.as_ref();
-        let text = text(path, bytes)?;
+        let text = text(path, bytes, "case")?;
         let probe: KindProbe = parse(path, &text)?;
         let Some(kind) = probe.kind else {
             let file: ServingFile = parse(path, &text)?;
@@ -185,19 +185,20 @@ impl CaseFile {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, InputError> {
+/// Reads a file of at most [`FILE_BYTES_MAX`]; `noun` is for messages.
+pub(super) fn read(path: &Path, noun: &str) -> Result<Vec<u8>, InputError> {
     let unreadable = |error: std::io::Error| {
         InputError::new(
             path,
-            format!("cannot read the case: {error}"),
+            format!("cannot read the {noun}: {error}"),
             "check the path and its permissions",
         )
     };
     let oversized = || {
         InputError::new(
             path,
-            format!("the case is larger than {FILE_BYTES_MAX} bytes"),
-            "a case is a page of YAML; check that this is the right file",
+            format!("the {noun} is larger than {FILE_BYTES_MAX} bytes"),
+            "expected a page of text; check that this is the right file",
         )
         .at(1, 1)
     };
@@ -206,8 +207,8 @@ fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     if !metadata.is_file() {
         return Err(InputError::new(
             path,
-            "the case is not a file",
-            "give the path of a .yaml file",
+            format!("the {noun} is not a file"),
+            "give the path of a file",
         ));
     }
     if metadata.len() > FILE_BYTES_MAX {
@@ -224,7 +225,8 @@ fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     Ok(bytes)
 }
 
-fn text(path: &Path, bytes: Vec<u8>) -> Result<String, InputError> {
+/// The text of a file's bytes; refuses what holds no content.
+pub(super) fn text(path: &Path, bytes: Vec<u8>, noun: &str) -> Result<String, InputError> {
     let not_text = |before: &[u8], what: &str| {
         let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
         let line_start = before
@@ -237,8 +239,8 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String, InputError> {
             + 1;
         InputError::new(
             path,
-            format!("the case is not text: {what}"),
-            "save it as UTF-8 YAML",
+            format!("the {noun} is not text: {what}"),
+            "save it as UTF-8 text",
         )
         .at(line, column)
     };
@@ -259,8 +261,13 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String, InputError> {
     if !holds_content {
         return Err(InputError::new(
             path,
-            "the case is empty",
-            "write at least `model`, `system`, `backend`, `parallel`, `workload` and `serving`",
+            format!("the {noun} is empty"),
+            match noun {
+                "case" => {
+                    "write at least `model`, `system`, `backend`, `parallel`, `workload` and `serving`"
+                }
+                _ => "check that this is the right file",
+            },
         )
         .at(1, 1));
     }
@@ -269,7 +276,7 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String, InputError> {
 
 /// Anchors, aliases and merge keys are refused: a case says each thing once and a reader sees it
 /// where it applies. That also leaves nothing for an alias bomb to expand.
-fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, InputError> {
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, InputError> {
     let options = serde_yaml::options! {
         budget: serde_yaml::budget! {
             max_events: 20_000,

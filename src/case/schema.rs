@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::measured::Outcome;
 use crate::model::{
-    AttentionDtype, AttentionKernel, BackendName, Capacity, Count, GemmDtype, KvCacheDtype,
-    MoeDtype, OpKind, StepExecution,
+    AttentionDtype, AttentionKernel, BackendName, Capacity, Count, GemmDtype, GemmKernel,
+    KvCacheDtype, MoeDtype, OpKind, StepExecution,
 };
 use crate::perfdb::MoeKernel;
 
@@ -29,6 +29,10 @@ pub(super) const GPUS_MAX: u32 = 8;
 pub(super) const ITERATIONS_MAX: u32 = 1_000_000;
 pub(super) const LIST_MAX: usize = 4_096;
 pub(super) const TEXT_MAX: usize = 256;
+/// `max_batch_size` where it is left out.
+pub(super) const BATCH_DEFAULT: u32 = 2_048;
+/// SGLang's documented default of `max_prefill_tokens`.
+pub(super) const PREFILL_TOKENS_DEFAULT: u32 = 16_384;
 /// Longest measured time: one day, in ms.
 pub(super) const MS_MAX: f64 = 86_400_000.0;
 
@@ -228,6 +232,9 @@ pub(super) struct ParallelKeys {
 pub(super) struct PrecisionKeys {
     /// Default bfloat16.
     pub gemm: Option<At<GemmDtype>>,
+    /// Projections into attention (q, k, v, latent, gated deltanet), where the checkpoint leaves
+    /// them out of its quantisation. Default: that of `gemm`. Router and logits head are bfloat16.
+    pub qkv_proj: Option<At<GemmDtype>>,
     /// Required by a model with experts.
     pub moe: Option<At<MoeDtype>>,
     /// Default bfloat16.
@@ -240,6 +247,7 @@ pub(super) struct PrecisionKeys {
 #[schemars(rename = "Kernels")]
 pub(super) struct KernelsKeys {
     pub moe: Option<At<MoeKernel>>,
+    pub gemm: Option<At<GemmKernel>>,
     pub attention: Option<At<AttentionKernel>>,
     pub allreduce_fusion: Option<At<Flag>>,
 }
@@ -272,6 +280,9 @@ pub(super) struct WorkloadKeys {
     pub length_ratio: Option<At<Real>>,
     /// Seed of NumPy's legacy global generator. Default 0.
     pub seed: Option<At<Whole>>,
+    /// The client wrapped its prompts in the model's chat template. Recorded, not modelled. Default
+    /// false.
+    pub chat_template: Option<At<Flag>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -322,12 +333,14 @@ pub(super) struct AttentionDpBalanceKeys {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Serving")]
 pub(super) struct ServingKeys {
-    /// Requests per rank in one iteration.
+    /// Requests per rank in one iteration (SGLang: max running requests). Default 2048:
+    /// TensorRT-LLM's documented default, and the least that SGLang takes on its own.
     #[schemars(range(min = 1, max = BATCH_MAX))]
-    pub max_batch_size: At<Whole>,
-    /// Tokens per rank in one iteration; at least the longest prompt.
+    pub max_batch_size: Option<At<Whole>>,
+    /// Tokens per rank in one iteration; at least the longest prompt. Required with trtllm; SGLang
+    /// has no such limit.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
-    pub max_num_tokens: At<Whole>,
+    pub max_num_tokens: Option<At<Whole>>,
     /// At least isl + osl.
     #[schemars(range(min = 1, max = TOKENS_MAX * 2))]
     pub max_seq_len: Option<At<Whole>>,
@@ -358,6 +371,8 @@ pub(super) struct ServingKeys {
     /// SGLang: while decoding, new requests are looked for every so many iterations. Default 1.
     #[schemars(range(min = 1, max = ITERATIONS_MAX))]
     pub scheduler_recv_interval: Option<At<Whole>>,
+    /// KV blocks of finished prompts are kept for prompts with the same beginning. Default false.
+    pub block_reuse: Option<At<Flag>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -411,7 +426,7 @@ pub(super) struct ServingFile {
     pub kernels: Option<KernelsKeys>,
     pub host: Option<HostKeys>,
     pub workload: WorkloadKeys,
-    pub serving: ServingKeys,
+    pub serving: At<ServingKeys>,
     /// What was measured. A prediction never sees it.
     pub silicon: Option<SiliconKeys>,
     /// Widens the bands of this case.

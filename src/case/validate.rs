@@ -6,15 +6,15 @@ use super::date::Date;
 use super::load::{Case, OpCase, Silicon, StepCase, Tolerance};
 use super::measured::{OpMeasured, StepMeasured};
 use super::schema::{
-    At, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX, HostKeys,
-    ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, ParallelKeys, PiecewiseKeys,
-    PrecisionKeys, REQUESTS_MAX, Real, ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX,
-    TOKENS_MAX, ToleranceKeys, Whole, WorkloadKeys,
+    At, BATCH_DEFAULT, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX,
+    HostKeys, ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, PREFILL_TOKENS_DEFAULT,
+    ParallelKeys, PiecewiseKeys, PrecisionKeys, REQUESTS_MAX, Real, ServingFile, ServingKeys,
+    SiliconKeys, StepFile, TEXT_MAX, TOKENS_MAX, ToleranceKeys, Whole, WorkloadKeys,
 };
 use crate::model::{
-    AttentionDpBalance, Backend, BatchWait, Capacity, Count, CudaGraph, Deployment, GemmDtype,
-    Generation, Kernels, KvCacheDtype, OpScenario, Piecewise, Precision, Scenario, Serving,
-    StepExecution, StepScenario, Workload,
+    AttentionDpBalance, Backend, BackendName, BatchWait, Capacity, Count, CudaGraph, Deployment,
+    GemmDtype, Generation, Kernels, KvCacheDtype, OpScenario, Piecewise, Precision, Scenario,
+    Serving, StepExecution, StepScenario, Workload,
 };
 use crate::timing::{InputError, SourceCell, Topology};
 
@@ -59,7 +59,7 @@ pub(super) fn serving(path: &Path, file: &ServingFile) -> Result<Case, InputErro
         host: file.host.as_ref(),
     })?;
     let workload = check.workload(&file.workload)?;
-    let serving = check.serving(&file.serving, &workload, deployment.parallel)?;
+    let serving = check.serving(&file.serving, &workload, &deployment)?;
     let in_flight = u64::from(serving.max_batch_size) * u64::from(deployment.parallel.dp);
     let in_flight = in_flight.min(u64::from(workload.concurrency));
     let decode_steps = u64::from(workload.requests) * u64::from(workload.osl) / in_flight;
@@ -581,28 +581,48 @@ impl Check<'_> {
             requests,
             length_ratio,
             seed: keys.seed.as_ref().map_or(0, |at| at.value.0),
+            chat_template: keys.chat_template.as_ref().is_some_and(|at| at.value.0),
         })
     }
 
     fn serving(
         &self,
-        keys: &ServingKeys,
+        at: &At<ServingKeys>,
         workload: &Workload,
-        parallel: Topology,
+        deployment: &Deployment,
     ) -> Result<Serving, InputError> {
+        let keys = &at.value;
+        let parallel = deployment.parallel;
+        let max_prefill_tokens = (keys.max_prefill_tokens.as_ref())
+            .map(|at| self.count(at, "serving.max_prefill_tokens", 1, TOKENS_MAX))
+            .transpose()?;
         let field = "serving.max_num_tokens";
-        let max_num_tokens = self.count(&keys.max_num_tokens, field, 1, TOKENS_MAX)?;
-        if max_num_tokens < workload.isl {
-            return Err(self.fault(
-                &keys.max_num_tokens,
-                field,
-                format!(
-                    "{max_num_tokens} tokens cannot hold the longest prompt, {}",
-                    workload.isl
-                ),
-                "without chunked prefill a prompt is never split: raise it to isl or more",
-            ));
-        }
+        let max_num_tokens = match &keys.max_num_tokens {
+            Some(at) if at.value.0 < workload.isl => {
+                let tokens = self.count(at, field, 1, TOKENS_MAX)?;
+                return Err(self.fault(
+                    at,
+                    field,
+                    format!(
+                        "{tokens} tokens cannot hold the longest prompt, {}",
+                        workload.isl
+                    ),
+                    "without chunked prefill a prompt is never split: raise it to isl or more",
+                ));
+            }
+            Some(at) => self.count(at, field, 1, TOKENS_MAX)?,
+            None if deployment.backend.name == BackendName::Sglang => {
+                max_prefill_tokens.unwrap_or(PREFILL_TOKENS_DEFAULT)
+            }
+            None => {
+                return Err(self.fault(
+                    at,
+                    field,
+                    "missing key `max_num_tokens`",
+                    "add it: with trtllm it bounds what one iteration takes in",
+                ));
+            }
+        };
         let field = "serving.max_seq_len";
         let sequence = workload.isl + workload.osl;
         let max_seq_len = match &keys.max_seq_len {
@@ -665,12 +685,10 @@ impl Check<'_> {
         let piecewise = keys.piecewise.as_ref().map(|at| self.piecewise(at));
         let fraction = keys.memory_fraction.as_ref();
         Ok(Serving {
-            max_batch_size: self.count(
-                &keys.max_batch_size,
-                "serving.max_batch_size",
-                1,
-                BATCH_MAX,
-            )?,
+            max_batch_size: match &keys.max_batch_size {
+                Some(at) => self.count(at, "serving.max_batch_size", 1, BATCH_MAX)?,
+                None => BATCH_DEFAULT,
+            },
             max_num_tokens,
             max_seq_len,
             overlap: keys.overlap.as_ref().is_none_or(|at| at.value.0),
@@ -689,9 +707,7 @@ impl Check<'_> {
                 Some(at) => self.count(at, "serving.stream_interval", 1, ITERATIONS_MAX)?,
                 None => 1,
             },
-            max_prefill_tokens: (keys.max_prefill_tokens.as_ref())
-                .map(|at| self.count(at, "serving.max_prefill_tokens", 1, TOKENS_MAX))
-                .transpose()?,
+            max_prefill_tokens,
             chunked_prefill_size: (keys.chunked_prefill_size.as_ref())
                 .map(|at| self.count(at, "serving.chunked_prefill_size", 1, TOKENS_MAX))
                 .transpose()?,
@@ -699,6 +715,7 @@ impl Check<'_> {
                 Some(at) => self.count(at, "serving.scheduler_recv_interval", 1, ITERATIONS_MAX)?,
                 None => 1,
             },
+            block_reuse: keys.block_reuse.as_ref().is_some_and(|at| at.value.0),
         })
     }
 
@@ -804,6 +821,9 @@ fn precision(keys: Option<&PrecisionKeys>) -> Precision {
         gemm: keys
             .and_then(|keys| keys.gemm.as_ref())
             .map_or(GemmDtype::Bfloat16, |at| at.value),
+        qkv_proj: keys
+            .and_then(|keys| keys.qkv_proj.as_ref())
+            .map(|at| at.value),
         moe: keys.and_then(|keys| keys.moe.as_ref()).map(|at| at.value),
         kv_cache: keys
             .and_then(|keys| keys.kv_cache.as_ref())
@@ -820,6 +840,7 @@ fn kernels(keys: Option<&KernelsKeys>) -> Kernels {
     };
     Kernels {
         moe: keys.moe.as_ref().map(|at| at.value),
+        gemm: keys.gemm.as_ref().map(|at| at.value),
         attention: keys.attention.as_ref().map(|at| at.value),
         allreduce_fusion: keys.allreduce_fusion.as_ref().map(|at| at.value.0),
     }

@@ -2,8 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::de::DeserializeOwned;
+
+use crate::case::ImportRequest;
+use crate::model::{BackendName, GemmDtype, MoeDtype};
 
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
@@ -66,6 +70,11 @@ pub enum Command {
     },
     /// Print the JSON Schema of a case
     Schema,
+    /// Work with cases
+    Case {
+        #[command(subcommand)]
+        command: CaseCommand,
+    },
     /// Work with op tables
     Tables {
         #[command(subcommand)]
@@ -81,7 +90,8 @@ pub enum TablesCommand {
     Import {
         /// The wheel, or an unpacked `systems` folder
         source: PathBuf,
-        /// Models, by the name behind the owner in the package's config files, for example gpt-oss-120b
+        /// Models, by the name behind the owner in the package's config files, for example
+        /// gpt-oss-120b; ID=NAME gives one another id
         #[arg(long, value_delimiter = ',', required = true)]
         models: Vec<String>,
         /// Systems, for example b200_sxm
@@ -94,4 +104,93 @@ pub enum TablesCommand {
         #[arg(long)]
         package_version: Option<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CaseCommand {
+    /// Turn a TensorRT-LLM options file or an SGLang command line into a case
+    Import(CaseImport),
+}
+
+#[derive(Debug, Args)]
+pub struct CaseImport {
+    /// The file given to trtllm-serve as --extra_llm_api_options, or a file with SGLang's arguments
+    pub settings: PathBuf,
+    #[arg(long)]
+    pub runtime: Runtime,
+    /// Exact version of the runtime
+    #[arg(long)]
+    pub version: String,
+    /// File stem in data/models
+    #[arg(long)]
+    pub model: String,
+    /// System, for example b200_sxm
+    #[arg(long)]
+    pub system: String,
+    /// Longest prompt, in tokens
+    #[arg(long)]
+    pub isl: u32,
+    /// Longest output, in tokens
+    #[arg(long)]
+    pub osl: u32,
+    #[arg(long)]
+    pub concurrency: u32,
+    /// GPUs as launched [default: from the settings, else 1]
+    #[arg(long)]
+    pub tp: Option<u32>,
+    /// Expert parallelism [default: from the settings, else 1]
+    #[arg(long)]
+    pub ep: Option<u32>,
+    /// Attention data parallelism [default: from the settings, else 1]
+    #[arg(long)]
+    pub dp: Option<u32>,
+    /// Precision of the dense GEMMs, as a case names it [default: bfloat16]
+    #[arg(long, value_parser = named::<GemmDtype>)]
+    pub gemm: Option<GemmDtype>,
+    /// Precision of the projections into attention, as a case names it [default: that of --gemm]
+    #[arg(long, value_parser = named::<GemmDtype>)]
+    pub qkv_proj: Option<GemmDtype>,
+    /// Precision of the experts, as a case names it
+    #[arg(long, value_parser = named::<MoeDtype>)]
+    pub moe: Option<MoeDtype>,
+    /// Write the case there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Replace the file of --out
+    #[arg(long, requires = "out")]
+    pub force: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Runtime {
+    Trtllm,
+    Sglang,
+}
+
+impl CaseImport {
+    pub fn request(&self) -> ImportRequest {
+        ImportRequest {
+            runtime: match self.runtime {
+                Runtime::Trtllm => BackendName::Trtllm,
+                Runtime::Sglang => BackendName::Sglang,
+            },
+            version: self.version.clone(),
+            model: self.model.clone(),
+            system: self.system.clone(),
+            isl: self.isl,
+            osl: self.osl,
+            concurrency: self.concurrency,
+            tp: self.tp,
+            ep: self.ep,
+            dp: self.dp,
+            gemm: self.gemm,
+            qkv_proj: self.qkv_proj,
+            moe: self.moe,
+        }
+    }
+}
+
+/// A value by the name that a case gives it.
+fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }

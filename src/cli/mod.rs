@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod args;
+mod case;
 mod coverage;
 mod drift;
 mod predict;

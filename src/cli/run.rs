@@ -10,8 +10,8 @@ use crate::case;
 use crate::gate::Points;
 use crate::timing::InputError;
 
-use super::args::{Arguments, Command, TablesCommand};
-use super::{accuracy, coverage, drift, predict, tables};
+use super::args::{Arguments, CaseCommand, Command, TablesCommand};
+use super::{accuracy, case as case_command, coverage, drift, predict, tables};
 
 /// Why a subcommand ended early.
 #[derive(Debug)]
@@ -105,6 +105,16 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
             let schema = serde_json::to_string_pretty(&case::json_schema())
                 .map_err(|error| Stop::Output(error.into()))?;
             writeln!(out, "{schema}")?;
+        }
+        Command::Case {
+            command: CaseCommand::Import(import),
+        } => {
+            let request = import.request();
+            let target = case_command::Target {
+                file: import.out,
+                force: import.force,
+            };
+            case_command::import(&import.settings, &request, &target, out)?;
         }
         Command::Tables {
             command:

@@ -613,9 +613,17 @@ fn price_op(
     };
     let count = match op.units {
         // A rank group without such requests has nothing to attend to.
-        Units::Prompts if load.prompts.is_empty() => return pricer.nothing(),
-        Units::Decode if load.padded == 0 => return pricer.nothing(),
-        Units::Prompts => return pricer.price(id, Quantity::Prompts(&load.prompts)),
+        Units::Prompts | Units::ContextTokens if load.prompts.is_empty() => {
+            return pricer.nothing();
+        }
+        Units::Decode | Units::GenerationTokens if load.padded == 0 => return pricer.nothing(),
+        Units::Prompts => {
+            let pieces = Quantity::Pieces {
+                lengths: &load.prompts,
+                prefixes: &load.prefixes,
+            };
+            return pricer.price(id, pieces);
+        }
         Units::Decode => {
             let batch = f64::from(load.padded);
             let mean_kv = load.kv_sum as f64 / batch;
@@ -625,6 +633,8 @@ fn price_op(
         Units::Tokens if op.key.is_collective() => most(loads, tokens),
         Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),
         Units::Tokens => tokens(load),
+        Units::ContextTokens => load.prompts.iter().sum(),
+        Units::GenerationTokens => load.padded,
         Units::AllTokens => loads.iter().map(tokens).sum(),
         Units::Sequences => load.sequences(),
     };
@@ -653,6 +663,7 @@ fn launch_ratio(
         generation: 1,
         padded: 1,
         kv_sum: 1,
+        ..RankLoad::default()
     };
     let mut measured = deployment.clone();
     measured.parallel = scope.topology;

@@ -236,9 +236,9 @@ impl HostCosts {
 
 impl StepPath {
     /// The stamp the path begins at.
-    pub fn parent(&self, host: Stamp, gpu: &[Stamp]) -> Stamp {
+    pub fn parent(&self, host: &[Stamp], gpu: &[Stamp]) -> Stamp {
         match self.from {
-            PathStart::Host(_) => host,
+            PathStart::Host(lane) => host[lane],
             PathStart::Gpu(lane) => gpu[lane],
         }
     }

@@ -9,7 +9,8 @@ use crate::timing::{InputError, read_text};
 /// More layers than any known decoder has.
 const LAYERS_MAX: u32 = 1024;
 
-/// A decoder with grouped-query attention and a dense or a mixture-of-experts MLP.
+/// A decoder: grouped-query or latent attention or gated deltanet per layer, and a dense or a
+/// mixture-of-experts MLP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
     pub layers: u32,
@@ -23,6 +24,53 @@ pub struct ModelConfig {
     pub vocab: u32,
     /// Sliding window of each layer; 0: full attention.
     pub windows: Vec<u32>,
+    /// Layers whose MLP is dense although the model has experts: the first ones.
+    pub dense_layers: u32,
+    /// Width of those layers' MLP.
+    pub dense_ffn: u32,
+    /// Width of the shared experts together; 0: none.
+    pub shared_ffn: u32,
+    /// The attention output is gated: the query projection is twice as wide.
+    pub gated_attention: bool,
+    /// Queries and keys are normed.
+    pub qk_norm: bool,
+    pub latent: Option<Latent>,
+    /// Gated-deltanet layers, where the model has some.
+    pub deltanet: Option<Deltanet>,
+}
+
+/// Multi-head latent attention: ranks of the query and key-value projections and head widths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    pub q_rank: u32,
+    pub kv_rank: u32,
+    pub nope_dim: u32,
+    pub rope_dim: u32,
+    pub v_dim: u32,
+}
+
+/// Gated deltanet: heads and widths, and which layers have it instead of attention.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deltanet {
+    pub k_heads: u32,
+    pub v_heads: u32,
+    pub k_dim: u32,
+    pub v_dim: u32,
+    pub conv: u32,
+    pub layers: Vec<bool>,
+}
+
+impl ModelConfig {
+    /// Whether the model is of the plain family: grouped-query attention in every layer, a dense
+    /// MLP or routed experts alone.
+    pub fn is_plain(&self) -> bool {
+        self.latent.is_none()
+            && self.deltanet.is_none()
+            && self.shared_ffn == 0
+            && self.dense_layers == 0
+            && !self.gated_attention
+            && !self.qk_norm
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,14 +86,30 @@ struct HfConfig {
     num_attention_heads: u32,
     num_key_value_heads: Option<u32>,
     head_dim: Option<u32>,
-    intermediate_size: u32,
+    intermediate_size: Option<u32>,
     moe_intermediate_size: Option<u32>,
-    #[serde(alias = "num_experts")]
+    #[serde(alias = "num_experts", alias = "n_routed_experts")]
     num_local_experts: Option<u32>,
     num_experts_per_tok: Option<u32>,
     vocab_size: u32,
     sliding_window: Option<u32>,
     layer_types: Option<Vec<String>>,
+    first_k_dense_replace: Option<u32>,
+    n_shared_experts: Option<u32>,
+    shared_expert_intermediate_size: Option<u32>,
+    attn_output_gate: Option<bool>,
+    use_qk_norm: Option<bool>,
+    model_type: Option<String>,
+    q_lora_rank: Option<u32>,
+    kv_lora_rank: Option<u32>,
+    qk_nope_head_dim: Option<u32>,
+    qk_rope_head_dim: Option<u32>,
+    v_head_dim: Option<u32>,
+    linear_num_key_heads: Option<u32>,
+    linear_num_value_heads: Option<u32>,
+    linear_key_head_dim: Option<u32>,
+    linear_value_head_dim: Option<u32>,
+    linear_conv_kernel_dim: Option<u32>,
 }
 
 impl ModelConfig {
@@ -67,24 +131,29 @@ impl ModelConfig {
     }
 
     fn parse(text: &str, file: &Path) -> Result<Self, InputError> {
-        let hf: HfConfig = serde_json::from_str(text).map_err(|error| {
+        let unreadable = |error: serde_json::Error| {
             InputError::new(
                 file,
                 error.to_string(),
-                "the GQA family needs a Hugging Face config.json with these fields",
+                "give a decoder's Hugging Face config.json",
             )
             .at(error.line() as u64, error.column() as u64)
-        })?;
+        };
+        let whole: serde_json::Value = serde_json::from_str(text).map_err(unreadable)?;
+        // Multimodal configs hold the decoder's one inside.
+        let hf: HfConfig = match whole.get("text_config") {
+            Some(inner) => serde_json::from_value(inner.clone()).map_err(unreadable)?,
+            None => serde_json::from_str(text).map_err(unreadable)?,
+        };
         let wrong = |what: String| InputError::new(file, what, "check the model's config.json");
         let heads = hf.num_attention_heads;
         if heads == 0 || hf.num_hidden_layers == 0 || hf.hidden_size == 0 || hf.vocab_size == 0 {
             return Err(wrong("a dimension is zero".to_owned()));
         }
-        if hf.num_hidden_layers > LAYERS_MAX || hf.head_dim == Some(0) || hf.intermediate_size == 0
-        {
+        if hf.num_hidden_layers > LAYERS_MAX || hf.head_dim == Some(0) {
             return Err(wrong(format!(
-                "{} layers of head_dim {:?} and intermediate_size {}",
-                hf.num_hidden_layers, hf.head_dim, hf.intermediate_size
+                "{} layers of head_dim {:?}",
+                hf.num_hidden_layers, hf.head_dim
             )));
         }
         let window = hf.sliding_window.unwrap_or(0);
@@ -96,10 +165,8 @@ impl ModelConfig {
                         Err(wrong("sliding layers without a sliding_window".to_owned()))
                     }
                     "sliding_attention" => Ok(window),
-                    "full_attention" => Ok(0),
-                    other => Err(wrong(format!(
-                        "layer type `{other}` is not of the GQA family"
-                    ))),
+                    "full_attention" | "linear_attention" => Ok(0),
+                    other => Err(wrong(format!("layer type `{other}` is not known"))),
                 })
                 .collect::<Result<_, _>>()?,
             None => vec![0; hf.num_hidden_layers as usize],
@@ -123,16 +190,66 @@ impl ModelConfig {
                 )));
             }
         };
+        let latent = match (hf.kv_lora_rank, hf.q_lora_rank) {
+            (Some(kv_rank), Some(q_rank)) => Some(Latent {
+                q_rank,
+                kv_rank,
+                nope_dim: hf.qk_nope_head_dim.unwrap_or(0),
+                rope_dim: hf.qk_rope_head_dim.unwrap_or(0),
+                v_dim: hf.v_head_dim.unwrap_or(0),
+            }),
+            _ => None,
+        };
+        let linear: Vec<bool> = hf
+            .layer_types
+            .iter()
+            .flatten()
+            .map(|kind| kind == "linear_attention")
+            .collect();
+        let deltanet = match (hf.linear_num_key_heads, hf.linear_num_value_heads) {
+            (Some(k_heads), Some(v_heads)) => Some(Deltanet {
+                k_heads,
+                v_heads,
+                k_dim: hf.linear_key_head_dim.unwrap_or(0),
+                v_dim: hf.linear_value_head_dim.unwrap_or(0),
+                conv: hf.linear_conv_kernel_dim.unwrap_or(0),
+                layers: linear,
+            }),
+            (None, None) if linear.contains(&true) => {
+                return Err(wrong(
+                    "linear attention without its head counts and widths".to_owned(),
+                ));
+            }
+            _ => None,
+        };
+        let dense = hf.intermediate_size.unwrap_or(0);
+        let expert = hf.moe_intermediate_size.unwrap_or(dense);
+        let ffn = if experts.is_some() { expert } else { dense };
+        if ffn == 0 {
+            return Err(wrong("the MLP has no width".to_owned()));
+        }
+        let shared = hf
+            .shared_expert_intermediate_size
+            .unwrap_or_else(|| hf.n_shared_experts.unwrap_or(0) * expert);
         Ok(Self {
+            dense_layers: hf.first_k_dense_replace.unwrap_or(0),
+            dense_ffn: dense,
+            shared_ffn: shared,
+            gated_attention: hf.attn_output_gate.unwrap_or(false),
+            // Qwen3 norms queries and keys without a switch in its config.
+            qk_norm: hf.use_qk_norm.unwrap_or(false)
+                || hf
+                    .model_type
+                    .as_deref()
+                    .is_some_and(|name| name.starts_with("qwen3")),
+            latent,
+            deltanet,
             layers: hf.num_hidden_layers,
             hidden: hf.hidden_size,
             heads,
             kv_heads: hf.num_key_value_heads.unwrap_or(heads),
             head_dim: hf.head_dim.unwrap_or(hf.hidden_size / heads),
-            ffn: match experts {
-                Some(_) => hf.moe_intermediate_size.unwrap_or(hf.intermediate_size),
-                None => hf.intermediate_size,
-            },
+            ffn,
             experts,
             vocab: hf.vocab_size,
             windows,

@@ -4,11 +4,11 @@ mod config;
 mod plan;
 mod scenario;
 
-pub use config::ModelConfig;
+pub use config::{Deltanet, Latent, ModelConfig};
 pub use plan::{Launch, Module, Op, OpIndex, Plan, RankLoad, Units};
 pub use scenario::{
     AttentionDpBalance, AttentionDtype, AttentionKernel, Backend, BackendName, BatchWait, Capacity,
-    Count, CudaGraph, Deployment, GemmDtype, Generation, Kernels, KvCacheDtype, MoeDtype, OpKind,
-    OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution, StepScenario, Workload,
-    captured,
+    Count, CudaGraph, Deployment, GemmDtype, GemmKernel, Generation, Kernels, KvCacheDtype,
+    MoeDtype, OpKind, OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution,
+    StepScenario, Workload, captured,
 };

@@ -4,10 +4,10 @@
 //! fused MoE backends): they share the measured host time of a forward among its ops and carry it
 //! to another topology; no time is attached to a launch itself.
 
-use crate::perfdb::{AttentionKey, Collective, MoeKernel, OpKey};
+use crate::perfdb::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey};
 
 use super::config::ModelConfig;
-use super::scenario::{AttentionDtype, BackendName, Deployment, MoeDtype};
+use super::scenario::{AttentionDtype, BackendName, Deployment, GemmDtype, MoeDtype};
 
 /// Position of an op in [`Plan::ops`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +40,10 @@ pub enum Units {
     Tokens,
     /// Tokens of all attention ranks together.
     AllTokens,
+    /// Tokens of this rank's prompts.
+    ContextTokens,
+    /// Generation requests of this rank, padding included.
+    GenerationTokens,
     /// Sequences of this rank: one logits row each.
     Sequences,
     /// Prompt lengths of the context requests.
@@ -65,8 +69,12 @@ pub struct Op {
 /// What one rank works on in a step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankLoad {
-    /// Prompt length of each context request.
+    /// Prompt tokens of each context request that this step computes.
     pub prompts: Vec<u32>,
+    /// Tokens of each prompt that earlier steps have computed; empty: none of any. Attention sees
+    /// them, and nothing else does: a lookup takes the row at the piece's own length times the
+    /// ratio of attended pairs.
+    pub prefixes: Vec<u32>,
     /// Generation requests.
     pub generation: u32,
     /// Generation requests including graph padding.
@@ -111,14 +119,22 @@ impl Plan {
             ops: Vec::new(),
         };
         let prologue = builder.prologue();
-        let mut kinds: Vec<u32> = config.windows.clone();
+        let kind_of = |layer: usize| LayerKind {
+            window: config.windows[layer],
+            deltanet: config
+                .deltanet
+                .as_ref()
+                .is_some_and(|deltanet| deltanet.layers[layer]),
+            dense: layer < config.dense_layers as usize,
+        };
+        let of_layers: Vec<LayerKind> = (0..config.windows.len()).map(kind_of).collect();
+        let mut kinds = of_layers.clone();
         kinds.sort_unstable();
         kinds.dedup();
-        let layer_kinds = kinds.iter().map(|window| builder.layer(*window)).collect();
-        let layers = config
-            .windows
+        let layer_kinds = kinds.iter().map(|kind| builder.layer(*kind)).collect();
+        let layers = of_layers
             .iter()
-            .map(|window| kinds.partition_point(|kind| kind < window) as u16)
+            .map(|kind| kinds.partition_point(|known| known < kind) as u16)
             .collect();
         let epilogue = builder.epilogue();
         Self {
@@ -165,6 +181,15 @@ impl Plan {
     }
 }
 
+/// What tells layers apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct LayerKind {
+    window: u32,
+    deltanet: bool,
+    /// Dense MLP in a model with experts.
+    dense: bool,
+}
+
 struct Builder<'a> {
     config: &'a ModelConfig,
     deployment: &'a Deployment,
@@ -181,16 +206,50 @@ impl Builder<'_> {
     }
 
     fn gemm(&mut self, name: &str, module: Module, units: Units, n: u32, k: u32) -> OpIndex {
-        let dtype = self.deployment.precision.gemm.as_str().to_owned();
+        let dtype = self.deployment.precision.gemm;
+        self.gemm_in(dtype, name, module, units, n, k)
+    }
+
+    fn gemm_in(
+        &mut self,
+        dtype: GemmDtype,
+        name: &str,
+        module: Module,
+        units: Units,
+        n: u32,
+        k: u32,
+    ) -> OpIndex {
         self.add(Op {
             name: name.to_owned(),
             module,
-            key: OpKey::Gemm { n, k, dtype },
+            key: OpKey::Gemm {
+                n,
+                k,
+                dtype: dtype.as_str().to_owned(),
+            },
             launch: Launch::Always,
             units,
             per_unit: 1.0,
             launches: 1,
         })
+    }
+
+    /// A projection into attention: quantised checkpoints may leave these out.
+    fn qkv_gemm(&mut self, name: &str, n: u32, k: u32) -> OpIndex {
+        let dtype = self.deployment.precision.qkv_proj();
+        self.gemm_in(dtype, name, Module::Attention, Units::Tokens, n, k)
+    }
+
+    /// A GEMM that quantised checkpoints leave in bfloat16: router, logits head, narrow gates.
+    fn bfloat16_gemm(
+        &mut self,
+        name: &str,
+        module: Module,
+        units: Units,
+        n: u32,
+        k: u32,
+    ) -> OpIndex {
+        self.gemm_in(GemmDtype::Bfloat16, name, module, units, n, k)
     }
 
     /// A memory-bound op that moves `bytes` per unit.
@@ -266,19 +325,71 @@ impl Builder<'_> {
         ops
     }
 
-    fn layer(&mut self, window: u32) -> Vec<OpIndex> {
+    fn layer(&mut self, kind: LayerKind) -> Vec<OpIndex> {
+        let tp = self.deployment.parallel.tp;
+        let mut ops = if kind.deltanet {
+            self.deltanet()
+        } else if self.config.latent.is_some() {
+            self.latent_attention()
+        } else {
+            self.attention(kind.window)
+        };
+        ops.extend(self.reduce_and_norm("attention", tp));
+        if kind.dense {
+            ops.extend(self.dense_mlp(self.config.dense_ffn, "mlp"));
+        } else {
+            ops.extend(self.mlp());
+        }
+        ops
+    }
+
+    /// An op of the context or of the generation requests alone.
+    fn per_phase(&mut self, name: &str, key: OpKey, context: bool, launches: u32) -> OpIndex {
+        self.add(Op {
+            name: name.to_owned(),
+            module: Module::Attention,
+            key,
+            launch: if context {
+                Launch::WithContext
+            } else {
+                Launch::WithGeneration
+            },
+            units: if context {
+                Units::Prompts
+            } else {
+                Units::Decode
+            },
+            per_unit: 1.0,
+            launches,
+        })
+    }
+
+    /// Grouped-query attention.
+    fn attention(&mut self, window: u32) -> Vec<OpIndex> {
         let config = self.config;
         let tp = self.deployment.parallel.tp;
         let heads = config.heads / tp;
         // Ranks beyond the KV heads hold a copy each.
         let kv_heads = (config.kv_heads / tp).max(1);
-        let mut ops = vec![self.gemm(
+        let query_heads = if config.gated_attention {
+            2 * heads
+        } else {
+            heads
+        };
+        let mut ops = vec![self.qkv_gemm(
             "qkv_proj",
-            Module::Attention,
-            Units::Tokens,
-            (heads + 2 * kv_heads) * config.head_dim,
+            (query_heads + 2 * kv_heads) * config.head_dim,
             config.hidden,
         )];
+        if config.qk_norm {
+            ops.push(self.moved(
+                "qk norm",
+                Module::Attention,
+                Units::Tokens,
+                2 * BF16_BYTES * (heads + kv_heads) * config.head_dim,
+                2,
+            ));
+        }
         let key = AttentionKey {
             heads,
             kv_heads,
@@ -294,28 +405,32 @@ impl Builder<'_> {
         };
         let span = if window == 0 { "full" } else { "window" };
         // The attention rows time the whole op: rotary embedding and KV write, then attention.
-        ops.push(self.add(Op {
-            name: format!("context attention ({span})"),
-            module: Module::Attention,
-            key: OpKey::ContextAttention(key.clone()),
-            launch: Launch::WithContext,
-            units: Units::Prompts,
-            per_unit: 1.0,
-            launches: 2,
-        }));
-        ops.push(self.add(Op {
-            name: format!("generation attention ({span})"),
-            module: Module::Attention,
-            key: OpKey::GenerationAttention(AttentionKey {
+        ops.push(self.per_phase(
+            &format!("context attention ({span})"),
+            OpKey::ContextAttention(key.clone()),
+            true,
+            2,
+        ));
+        ops.push(self.per_phase(
+            &format!("generation attention ({span})"),
+            OpKey::GenerationAttention(AttentionKey {
                 // The decode tables hold one query precision.
                 attn_dtype: "bfloat16".to_owned(),
                 ..key
             }),
-            launch: Launch::WithGeneration,
-            units: Units::Decode,
-            per_unit: 1.0,
-            launches: 2,
-        }));
+            false,
+            2,
+        ));
+        if config.gated_attention {
+            // Reads the gate and the output, writes the output.
+            ops.push(self.moved(
+                "attention gate",
+                Module::Attention,
+                Units::Tokens,
+                3 * BF16_BYTES * heads * config.head_dim,
+                1,
+            ));
+        }
         ops.push(self.gemm(
             "o_proj",
             Module::Attention,
@@ -323,9 +438,170 @@ impl Builder<'_> {
             config.hidden,
             heads * config.head_dim,
         ));
-        ops.extend(self.reduce_and_norm("attention", tp));
-        ops.extend(self.mlp());
         ops
+    }
+
+    /// Multi-head latent attention: low-rank projections on every rank, heads split; prefill
+    /// expands keys and values, decode folds the expansion into two batched GEMMs.
+    fn latent_attention(&mut self) -> Vec<OpIndex> {
+        let config = self.config;
+        let Some(latent) = config.latent else {
+            return Vec::new();
+        };
+        let heads = config.heads / self.deployment.parallel.tp;
+        let kv_dtype = self.deployment.precision.kv_cache.as_str().to_owned();
+        // The tables' fp8 rows are those of FP8 block checkpoints.
+        let folded = match self.deployment.precision.qkv_proj() {
+            GemmDtype::Fp8Block => "fp8",
+            _ => "bfloat16",
+        };
+        let bmm = |pre| OpKey::LatentBmm {
+            heads,
+            dtype: folded.to_owned(),
+            pre,
+        };
+        let ranks = latent.q_rank + latent.kv_rank;
+        let attention = Module::Attention;
+        vec![
+            self.qkv_gemm("latent down_proj", ranks + latent.rope_dim, config.hidden),
+            self.moved(
+                "latent norm",
+                attention,
+                Units::Tokens,
+                2 * BF16_BYTES * ranks,
+                2,
+            ),
+            self.qkv_gemm(
+                "query up_proj",
+                heads * (latent.nope_dim + latent.rope_dim),
+                latent.q_rank,
+            ),
+            self.context_gemm(
+                "key-value up_proj",
+                heads * (latent.nope_dim + latent.v_dim),
+                latent.kv_rank,
+            ),
+            self.per_phase(
+                "context latent attention",
+                OpKey::ContextLatent {
+                    heads,
+                    kv_dtype: kv_dtype.clone(),
+                },
+                true,
+                2,
+            ),
+            self.generation_tokens("latent bmm before", bmm(true)),
+            self.per_phase(
+                "generation latent attention",
+                OpKey::GenerationLatent { heads, kv_dtype },
+                false,
+                2,
+            ),
+            self.generation_tokens("latent bmm after", bmm(false)),
+            self.gemm(
+                "o_proj",
+                attention,
+                Units::Tokens,
+                config.hidden,
+                heads * latent.v_dim,
+            ),
+        ]
+    }
+
+    /// A GEMM over the context tokens alone.
+    fn context_gemm(&mut self, name: &str, n: u32, k: u32) -> OpIndex {
+        let dtype = self.deployment.precision.qkv_proj().as_str().to_owned();
+        self.add(Op {
+            name: name.to_owned(),
+            module: Module::Attention,
+            key: OpKey::Gemm { n, k, dtype },
+            launch: Launch::WithContext,
+            units: Units::ContextTokens,
+            per_unit: 1.0,
+            launches: 1,
+        })
+    }
+
+    /// An op over the generation requests, one token each.
+    fn generation_tokens(&mut self, name: &str, key: OpKey) -> OpIndex {
+        self.add(Op {
+            name: name.to_owned(),
+            module: Module::Attention,
+            key,
+            launch: Launch::WithGeneration,
+            units: Units::GenerationTokens,
+            per_unit: 1.0,
+            launches: 1,
+        })
+    }
+
+    /// A gated-deltanet layer: projections, convolution, delta rule, gated norm.
+    fn deltanet(&mut self) -> Vec<OpIndex> {
+        let config = self.config;
+        let Some(net) = config.deltanet.as_ref() else {
+            return Vec::new();
+        };
+        let tp = self.deployment.parallel.tp;
+        let (k_heads, v_heads) = (net.k_heads / tp, net.v_heads / tp);
+        let (keys, values) = (k_heads * net.k_dim, v_heads * net.v_dim);
+        let key = |part| OpKey::Deltanet {
+            part,
+            hidden: config.hidden,
+            conv: net.conv,
+            k_heads,
+            v_heads,
+            k_dim: net.k_dim,
+            v_dim: net.v_dim,
+        };
+        let attention = Module::Attention;
+        vec![
+            self.qkv_gemm("deltanet qkvz_proj", 2 * keys + 2 * values, config.hidden),
+            self.bfloat16_gemm(
+                "deltanet ba_proj",
+                attention,
+                Units::Tokens,
+                2 * v_heads,
+                config.hidden,
+            ),
+            self.per_phase(
+                "context convolution",
+                key(DeltanetPart::ContextConv),
+                true,
+                1,
+            ),
+            self.per_phase(
+                "context delta rule",
+                key(DeltanetPart::ContextRule),
+                true,
+                1,
+            ),
+            self.per_phase(
+                "generation convolution",
+                key(DeltanetPart::GenerationConv),
+                false,
+                1,
+            ),
+            self.per_phase(
+                "generation delta rule",
+                key(DeltanetPart::GenerationRule),
+                false,
+                1,
+            ),
+            self.moved(
+                "gated norm",
+                attention,
+                Units::Tokens,
+                3 * BF16_BYTES * values,
+                1,
+            ),
+            self.gemm(
+                "deltanet out_proj",
+                attention,
+                Units::Tokens,
+                config.hidden,
+                values,
+            ),
+        ]
     }
 
     /// Residual add and norm, fused behind the all-reduce where ranks must sum.
@@ -370,32 +646,48 @@ impl Builder<'_> {
         self.deployment.kernels.moe.unwrap_or(default)
     }
 
+    /// A dense MLP, split over the tensor-parallel ranks, and the reduction behind it.
+    fn dense_mlp(&mut self, ffn: u32, what: &str) -> Vec<OpIndex> {
+        let tp = self.deployment.parallel.tp;
+        let mut ops = self.dense_gemms(ffn / tp, what);
+        ops.extend(self.reduce_and_norm("mlp", tp));
+        ops
+    }
+
+    fn dense_gemms(&mut self, ffn: u32, what: &str) -> Vec<OpIndex> {
+        let hidden = self.config.hidden;
+        vec![
+            self.gemm(
+                &format!("{what} gate_up_proj"),
+                Module::Mlp,
+                Units::Tokens,
+                2 * ffn,
+                hidden,
+            ),
+            self.moved(
+                &format!("{what} activation"),
+                Module::Mlp,
+                Units::Tokens,
+                3 * BF16_BYTES * ffn,
+                1,
+            ),
+            self.gemm(
+                &format!("{what} down_proj"),
+                Module::Mlp,
+                Units::Tokens,
+                hidden,
+                ffn,
+            ),
+        ]
+    }
+
     fn mlp(&mut self) -> Vec<OpIndex> {
         let config = self.config;
         let topology = self.deployment.parallel;
         let Some(experts) = config.experts else {
-            let ffn = config.ffn / topology.tp;
-            let mut ops = vec![
-                self.gemm(
-                    "gate_up_proj",
-                    Module::Mlp,
-                    Units::Tokens,
-                    2 * ffn,
-                    config.hidden,
-                ),
-                self.moved(
-                    "activation",
-                    Module::Mlp,
-                    Units::Tokens,
-                    3 * BF16_BYTES * ffn,
-                    1,
-                ),
-                self.gemm("down_proj", Module::Mlp, Units::Tokens, config.hidden, ffn),
-            ];
-            ops.extend(self.reduce_and_norm("mlp", topology.tp));
-            return ops;
+            return self.dense_mlp(config.ffn, "mlp");
         };
-        let mut ops = vec![self.gemm(
+        let mut ops = vec![self.bfloat16_gemm(
             "router",
             Module::Experts,
             Units::Tokens,
@@ -445,6 +737,9 @@ impl Builder<'_> {
                 elements,
             ));
             ops.push(self.add(moe));
+            if config.shared_ffn > 0 {
+                ops.extend(self.dense_gemms(config.shared_ffn, "shared expert"));
+            }
             ops.push(self.collective(
                 "combine all-to-all",
                 Module::Experts,
@@ -455,6 +750,9 @@ impl Builder<'_> {
             ops.extend(self.reduce_and_norm("experts", 1));
         } else {
             ops.push(self.add(moe));
+            if config.shared_ffn > 0 {
+                ops.extend(self.dense_gemms(config.shared_ffn / topology.tp, "shared expert"));
+            }
             ops.extend(self.reduce_and_norm("experts", topology.tp));
         }
         ops
@@ -472,7 +770,7 @@ impl Builder<'_> {
                 2 * BF16_BYTES * config.hidden,
                 1,
             ),
-            self.gemm(
+            self.bfloat16_gemm(
                 "lm_head",
                 Module::Logits,
                 Units::Sequences,

@@ -102,6 +102,14 @@ names! {
 }
 
 names! {
+    /// Kernel family of the dense GEMMs.
+    GemmKernel {
+        /// FlashInfer's CUTLASS kernels.
+        FlashinferCutlass = "flashinfer_cutlass",
+    }
+}
+
+names! {
     /// How requests are admitted against the KV cache.
     Capacity {
         /// A request enters only when its whole KV need fits.
@@ -148,6 +156,8 @@ pub struct Backend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Precision {
     pub gemm: GemmDtype,
+    /// Projections into attention, where the checkpoint leaves them at another precision.
+    pub qkv_proj: Option<GemmDtype>,
     /// `None` in a model without experts.
     pub moe: Option<MoeDtype>,
     pub kv_cache: KvCacheDtype,
@@ -155,10 +165,18 @@ pub struct Precision {
     pub attention: Option<AttentionDtype>,
 }
 
+impl Precision {
+    /// Precision of the projections into attention.
+    pub fn qkv_proj(&self) -> GemmDtype {
+        self.qkv_proj.unwrap_or(self.gemm)
+    }
+}
+
 /// Kernel choices; `None`: the runtime's choice, not recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Kernels {
     pub moe: Option<MoeKernel>,
+    pub gemm: Option<GemmKernel>,
     pub attention: Option<AttentionKernel>,
     pub allreduce_fusion: Option<bool>,
 }
@@ -191,6 +209,9 @@ pub struct Workload {
     pub length_ratio: f64,
     /// Seed of NumPy's legacy global generator.
     pub seed: u32,
+    /// The client wrapped its prompts in the model's chat template. Not modelled: the template's
+    /// length is not known here.
+    pub chat_template: bool,
 }
 
 /// Decode graphs. Their absence from a case means that decode runs eagerly.
@@ -286,7 +307,8 @@ pub struct AttentionDpBalance {
 pub struct Serving {
     /// Requests per rank in one iteration.
     pub max_batch_size: u32,
-    /// Tokens per rank in one iteration.
+    /// TensorRT-LLM: tokens per rank in one iteration. SGLang has no such limit: without one in the
+    /// case, the tokens of one prefill batch.
     pub max_num_tokens: u32,
     pub max_seq_len: Option<u32>,
     pub overlap: bool,
@@ -304,6 +326,8 @@ pub struct Serving {
     pub chunked_prefill_size: Option<u32>,
     /// SGLang: while decoding, new requests are looked for every so many iterations.
     pub scheduler_recv_interval: u32,
+    /// KV blocks of finished prompts are kept for prompts with the same beginning.
+    pub block_reuse: bool,
 }
 
 /// Everything the prediction of a serving case rests on, besides data/.

@@ -1,6 +1,6 @@
 //! Opened data: op tables loaded once and lazily, host rows, system figures.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,12 +28,47 @@ const MEM_BW_MIN: f64 = 1e6;
 #[derive(Debug, Deserialize)]
 struct SystemFile {
     gpu: GpuFigures,
+    #[serde(default)]
+    misc: MiscFigures,
 }
 
 #[derive(Debug, Deserialize)]
 struct GpuFigures {
     /// Memory bandwidth, bytes per second.
     mem_bw: f64,
+    /// Memory size, bytes.
+    mem_capacity: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct MiscFigures {
+    /// Bytes that NCCL takes, by number of GPUs.
+    #[serde(default)]
+    nccl_mem: BTreeMap<u32, u64>,
+    /// Bytes that context, libraries and runtime take.
+    #[serde(default)]
+    other_mem: u64,
+}
+
+/// Memory of one GPU of a system, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuMemory {
+    capacity: u64,
+    other: u64,
+    nccl: BTreeMap<u32, u64>,
+}
+
+impl GpuMemory {
+    /// What is free on each of `gpus` GPUs before weights are loaded. Between the numbers of GPUs
+    /// that the file names, the next larger one counts.
+    pub fn bytes_free(&self, gpus: u32) -> u64 {
+        let nccl = self
+            .nccl
+            .range(gpus..)
+            .next()
+            .map_or(0, |(_, bytes)| *bytes);
+        self.capacity.saturating_sub(self.other + nccl)
+    }
 }
 
 impl Database {
@@ -58,8 +93,17 @@ impl Database {
         &self.host
     }
 
-    /// Memory bandwidth of a system in bytes per millisecond.
-    pub(super) fn memory_bytes_per_ms(&self, system: &str) -> Result<f64, InputError> {
+    /// Memory of a system's GPU; `None` where its file gives no size.
+    pub fn gpu_memory(&self, system: &str) -> Result<Option<GpuMemory>, InputError> {
+        let (figures, _) = self.figures(system)?;
+        Ok(figures.gpu.mem_capacity.map(|capacity| GpuMemory {
+            capacity,
+            other: figures.misc.other_mem,
+            nccl: figures.misc.nccl_mem,
+        }))
+    }
+
+    fn figures(&self, system: &str) -> Result<(SystemFile, PathBuf), InputError> {
         let file = self.systems_dir.join(format!("{system}.yaml"));
         let text = read_text(&file, "the system's figures")?;
         let figures: SystemFile = serde_yaml::from_str(&text).map_err(|error| {
@@ -67,6 +111,12 @@ impl Database {
             let fault = InputError::new(&file, error.to_string(), "");
             at.map_or(fault.clone(), |at| fault.at(at.line(), at.column()))
         })?;
+        Ok((figures, file))
+    }
+
+    /// Memory bandwidth of a system in bytes per millisecond.
+    pub(super) fn memory_bytes_per_ms(&self, system: &str) -> Result<f64, InputError> {
+        let (figures, file) = self.figures(system)?;
         let bandwidth = figures.gpu.mem_bw;
         if !(bandwidth.is_finite() && bandwidth >= MEM_BW_MIN) {
             return Err(InputError::new(
@@ -112,7 +162,7 @@ impl Database {
         rows: &mut Rows,
     ) -> Result<Result<(Grid, Vec<String>), Refusal>, InputError> {
         let mut absent = Vec::new();
-        for candidate in key.candidates() {
+        for candidate in key.candidates(framework) {
             let file = self.file_of(system, &candidate);
             // Only a file that is not there is absent; anything else in its place is a fault.
             if matches!(std::fs::symlink_metadata(&file), Err(error)
@@ -190,7 +240,7 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
         table,
         (0..table.rows as u32).collect(),
         "kernel_source",
-        |value| candidate.kernel_sources.contains(&value),
+        |value| candidate.kernel_sources.is_empty() || candidate.kernel_sources.contains(&value),
     )?;
     let mut brackets = Vec::new();
     for (column, want) in key.filter() {

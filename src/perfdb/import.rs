@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 use zip::ZipArchive;
 
+use super::keeps::{Keep, keeps_for_model};
 use super::table::replace_file;
 use crate::timing::{Column, InputError, OpTable};
 
@@ -26,12 +27,12 @@ pub const VERSIONS: [(&str, &str); 3] = [
     ("nccl", "2.29.2"),
 ];
 
+/// Tables that the package has under another version than the rest of their backend's.
+const TABLE_VERSIONS: [(&str, &str, &str); 1] = [("trtllm", "moe_a2a_perf", "1.3.0rc11")];
+
 const LICENCE: &str = "Apache-2.0";
 const COPYRIGHT: &str =
     "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.";
-
-/// Tensor-parallel sizes of one node, the only ones that the measured points use.
-const TP_SIZES: [i64; 4] = [1, 2, 4, 8];
 
 /// The largest file of the package that is read has 4 MB.
 const ENTRY_BYTES_MAX: u64 = 256 << 20;
@@ -46,67 +47,28 @@ pub struct ImportRequest {
     /// System names such as `b200_sxm`.
     pub systems: Vec<String>,
     /// Model names such as `gpt-oss-120b`: the part of a config's file name after the owner, in
-    /// any case. Each adds the rows of [`keeps_for_model`] and has its config copied.
+    /// any case. Each adds the rows of [`keeps_for_model`] and has its config copied; as
+    /// `<id>=<name>`, under another name than the package's. The order counts: a table has the rows
+    /// of the first model first, so that a model added at the end moves no other row.
     pub models: Vec<String>,
     /// Further rows, beyond those of the models.
     pub keep: Vec<Keep>,
-    /// Backend to version: [`default_versions`] unless another is wanted.
+    /// Backend to version, and `<backend>/<table>` where one table has another:
+    /// [`default_versions`] unless others are wanted.
     pub versions: BTreeMap<String, String>,
     /// The tables go to this directory, the model configs to `models` beside it.
     pub out: PathBuf,
 }
 
-/// [`VERSIONS`] as a request holds them.
+/// [`VERSIONS`] and [`TABLE_VERSIONS`] as a request holds them.
 pub fn default_versions() -> BTreeMap<String, String> {
-    VERSIONS
+    let backends = VERSIONS
         .iter()
-        .map(|(backend, version)| (backend.to_string(), version.to_string()))
-        .collect()
-}
-
-/// Rows of one table to keep. Several keeps of a table are alternatives; within one, every column
-/// must match. A keep without columns wants all rows. A table that no keep names is not imported.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Keep {
-    /// File stem, such as `moe_perf`.
-    pub table: String,
-    /// Column names with the values wanted in them.
-    pub wants: Vec<(String, Wanted)>,
-}
-
-/// Values wanted in one column.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Wanted {
-    Text(Vec<String>),
-    Int(Vec<i64>),
-    /// Each value itself where the table has it; otherwise its nearest neighbours below and above,
-    /// or the last value on that side. What "the table has" is judged among the rows that match the
-    /// keep's other columns, brackets excepted.
-    Near(Vec<i64>),
-}
-
-impl fmt::Display for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.wants.is_empty() {
-            return write!(f, "all rows");
-        }
-        for (at, (column, wanted)) in self.wants.iter().enumerate() {
-            if at > 0 {
-                write!(f, " and ")?;
-            }
-            match wanted {
-                Wanted::Text(values) => write!(f, "{column} in {}", values.join("|"))?,
-                Wanted::Int(values) => write!(f, "{column} in {}", joined(values))?,
-                Wanted::Near(values) => write!(f, "{column} near {}", joined(values))?,
-            }
-        }
-        Ok(())
-    }
-}
-
-fn joined(values: &[i64]) -> String {
-    let texts: Vec<String> = values.iter().map(i64::to_string).collect();
-    texts.join("|")
+        .map(|(backend, version)| (backend.to_string(), version.to_string()));
+    let tables = TABLE_VERSIONS
+        .iter()
+        .map(|(backend, table, version)| (format!("{backend}/{table}"), version.to_string()));
+    backends.chain(tables).collect()
 }
 
 /// What an import did.
@@ -133,8 +95,7 @@ pub struct ImportedTable {
     pub kept_rows: u64,
     /// Keys (all columns but `latency`) with more than one kept row. The rows stay separate.
     pub duplicate_keys: u64,
-    pub filter: Vec<String>,
-    /// Those of the filters that no row matched.
+    /// Those of the table's filters that no row matched.
     pub matched_nothing: Vec<String>,
 }
 
@@ -149,6 +110,8 @@ struct Provenance<'a> {
     systems: &'a [String],
     models: &'a [String],
     versions: &'a BTreeMap<String, String>,
+    /// Of each table, on every system and from every backend: what was kept.
+    filters: BTreeMap<&'a str, Vec<String>>,
     #[serde(flatten)]
     report: &'a ImportReport,
     copies: Vec<Copied>,
@@ -174,9 +137,18 @@ pub fn import(
     progress: &mut dyn FnMut(&str),
 ) -> Result<ImportReport, InputError> {
     let mut source = Source::open(request)?;
-    let mut keeps = request.keep.clone();
+    // One group per model and one for the rest, in the order of their rows in the tables.
+    let mut groups: Vec<Vec<Keep>> = Vec::new();
     let mut configs = Vec::new();
     for model in &request.models {
+        let (id, model) = model.split_once('=').unwrap_or((model, model));
+        if !is_plain(id) || id.contains('/') {
+            return Err(InputError::new(
+                &request.source,
+                format!("`{id}` cannot be the name of a file"),
+                "give --models as NAME or as ID=NAME, an ID without `/`",
+            ));
+        }
         let name = source.config_of(model)?;
         let bytes = source.read(&name)?;
         let shown = source.shown(&name);
@@ -188,12 +160,13 @@ pub fn import(
             )
             .at(e.line() as u64, e.column() as u64)
         })?;
-        keeps.extend(keeps_for_model(&config).map_err(|mut e| {
+        groups.push(keeps_for_model(&config).map_err(|mut e| {
             e.place.file = shown;
             e
         })?);
-        configs.push((model.to_lowercase(), name, bytes));
+        configs.push((id.to_lowercase(), name, bytes));
     }
+    groups.push(request.keep.clone());
 
     // Paths below `out`, in the order they are written.
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -217,7 +190,7 @@ pub fn import(
             &mut source,
             request,
             system,
-            &keeps,
+            &groups,
             &mut files,
             &mut copies,
             &mut report,
@@ -242,6 +215,7 @@ pub fn import(
         systems: &request.systems,
         models: &request.models,
         versions: &request.versions,
+        filters: filters(&groups),
         report: &report,
         copies,
     };
@@ -270,14 +244,14 @@ fn import_system(
     source: &mut Source,
     request: &ImportRequest,
     system: &str,
-    keeps: &[Keep],
+    groups: &[Vec<Keep>],
     files: &mut BTreeMap<String, Vec<u8>>,
     copies: &mut Vec<Copied>,
     report: &mut ImportReport,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), InputError> {
     let prefix = format!("systems/data/{system}/");
-    let wanted: BTreeSet<&str> = keeps.iter().map(|k| k.table.as_str()).collect();
+    let wanted: BTreeSet<&str> = groups.iter().flatten().map(|k| k.table.as_str()).collect();
     let mut found = BTreeSet::new();
     let names: Vec<String> = source.names.keys().cloned().collect();
     for name in &names {
@@ -290,15 +264,16 @@ fn import_system(
         let Some(stem) = file.strip_suffix(".parquet") else {
             continue;
         };
-        if request.versions.get(backend).is_none_or(|v| v != version) {
+        let of_table = request.versions.get(&format!("{backend}/{stem}"));
+        let wanted_version = of_table.or_else(|| request.versions.get(backend));
+        if wanted_version.is_none_or(|v| v != version) {
             continue;
         }
         let Some(&table) = wanted.get(stem) else {
             continue;
         };
         found.insert(table);
-        let keeps: Vec<&Keep> = keeps.iter().filter(|k| k.table == stem).collect();
-        let (kept, mut row) = filter_table(source, name, &keeps)?;
+        let (kept, mut row) = filter_table(source, name, stem, groups)?;
         progress(&format!(
             "{rest}: {} of {} rows",
             row.kept_rows, row.source_rows
@@ -353,7 +328,8 @@ fn copy(
 fn filter_table(
     source: &mut Source,
     name: &str,
-    keeps: &[&Keep],
+    stem: &str,
+    groups: &[Vec<Keep>],
 ) -> Result<(OpTable, ImportedTable), InputError> {
     let bytes = source.read(name)?;
     let shown = source.shown(name);
@@ -369,18 +345,26 @@ fn filter_table(
     unpacked.rewind().map_err(fail)?;
     let table = OpTable::read_from(unpacked, &shown)?;
 
-    let mut kept = vec![false; table.rows];
+    let mut taken = vec![false; table.rows];
+    let mut rows = Vec::new();
     let mut matched_nothing = Vec::new();
-    for keep in keeps {
-        let matching = matching_rows(&table, keep)?;
-        if !matching.contains(&true) {
-            matched_nothing.push(keep.to_string());
+    for group in groups {
+        let mut wanted = vec![false; table.rows];
+        for keep in group.iter().filter(|keep| keep.table == stem) {
+            let matching = keep.matching_rows(&table)?;
+            if !matching.contains(&true) {
+                push_new(&mut matched_nothing, keep.to_string());
+            }
+            for (wanted, matching) in wanted.iter_mut().zip(matching) {
+                *wanted |= matching;
+            }
         }
-        for (kept, matching) in kept.iter_mut().zip(matching) {
-            *kept |= matching;
+        rows.extend((0..table.rows).filter(|&row| wanted[row] && !taken[row]));
+        for (taken, wanted) in taken.iter_mut().zip(wanted) {
+            *taken |= wanted;
         }
     }
-    let filtered = table.filter(|row| kept[row]);
+    let filtered = table.take(&rows);
     let imported = ImportedTable {
         file: None,
         sha256: None,
@@ -389,60 +373,24 @@ fn filter_table(
         source_rows: table.rows as u64,
         kept_rows: filtered.rows as u64,
         duplicate_keys: duplicate_keys(&filtered),
-        filter: keeps.iter().map(ToString::to_string).collect(),
         matched_nothing,
     };
     Ok((filtered, imported))
 }
 
-/// Which rows of `table` the keep wants, one flag per row.
-///
-/// # Errors
-/// The table lacks a column that the keep names, or holds another type in it.
-pub fn matching_rows(table: &OpTable, keep: &Keep) -> Result<Vec<bool>, InputError> {
-    let mut rows = vec![true; table.rows];
-    for (column, wanted) in &keep.wants {
-        match wanted {
-            Wanted::Text(values) => {
-                for (row, value) in rows.iter_mut().zip(table.text(column)?) {
-                    *row &= values.iter().any(|v| **v == **value);
-                }
-            }
-            Wanted::Int(values) => {
-                for (row, value) in rows.iter_mut().zip(table.int(column)?) {
-                    *row &= values.contains(value);
-                }
-            }
-            Wanted::Near(_) => {}
-        }
+/// What is kept of each table, each filter once though several models have it.
+fn filters(groups: &[Vec<Keep>]) -> BTreeMap<&str, Vec<String>> {
+    let mut filters: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for keep in groups.iter().flatten() {
+        push_new(filters.entry(&keep.table).or_default(), keep.to_string());
     }
-    let exact = rows.clone();
-    for (column, wanted) in &keep.wants {
-        let Wanted::Near(values) = wanted else {
-            continue;
-        };
-        let present = table.int(column)?;
-        let existing: BTreeSet<i64> = present
-            .iter()
-            .zip(&exact)
-            .filter_map(|(value, exact)| exact.then_some(*value))
-            .collect();
-        let near: BTreeSet<i64> = values.iter().flat_map(|v| bracket(&existing, *v)).collect();
-        for (row, value) in rows.iter_mut().zip(present) {
-            *row &= near.contains(value);
-        }
-    }
-    Ok(rows)
+    filters
 }
 
-/// `wanted` where it exists; else its neighbours below and above, as far as there are any.
-fn bracket(existing: &BTreeSet<i64>, wanted: i64) -> Vec<i64> {
-    if existing.contains(&wanted) {
-        return vec![wanted];
+fn push_new(texts: &mut Vec<String>, text: String) {
+    if !texts.contains(&text) {
+        texts.push(text);
     }
-    let below = existing.range(..wanted).next_back();
-    let above = existing.range(wanted..).next();
-    below.into_iter().chain(above).copied().collect()
 }
 
 fn duplicate_keys(table: &OpTable) -> u64 {
@@ -464,198 +412,14 @@ fn duplicate_keys(table: &OpTable) -> u64 {
     rows_of.values().filter(|&&rows| rows > 1).count() as u64
 }
 
-/// The rows that predicting a grouped-query-attention model (dense or mixture of experts) looks at,
-/// at tensor-parallel sizes 1, 2, 4 and 8, from its Hugging Face `config.json`.
-///
-/// GEMM sites of each size: fused QKV, attention output, router, LM head and, where the model has a
-/// dense or shared feed-forward, its two halves; in bf16 and the dtype the checkpoint is quantised
-/// to. Attention of the heads of one rank, full and sliding. Experts at every split of 8 ranks or
-/// fewer. All-reduce and NCCL rows: all.
-///
-/// # Errors
-/// A field is missing, or the model is of a kind whose ops these rows do not cover (latent
-/// attention, linear attention, an unknown quantisation). Errors name the file `config.json`.
-pub fn keeps_for_model(config: &serde_json::Value) -> Result<Vec<Keep>, InputError> {
-    for (key, kind) in [
-        ("kv_lora_rank", "multi-head latent attention"),
-        ("linear_num_key_heads", "linear attention"),
-        ("text_config", "a nested text model"),
-    ] {
-        if config.get(key).is_some_and(|v| !v.is_null()) {
-            return Err(bad_config(
-                key,
-                format!("the model has {kind}"),
-                "give the rows to keep by hand; they are derived for plain GQA models only",
-            ));
-        }
-    }
-    let hidden = size(config, &["hidden_size"])?;
-    let heads = size(config, &["num_attention_heads"])?;
-    let kv_heads = size(config, &["num_key_value_heads"])?;
-    let vocab = size(config, &["vocab_size"])?;
-    let head_dim = match config.get("head_dim") {
-        Some(v) if !v.is_null() => size(config, &["head_dim"])?,
-        _ => hidden / heads,
-    };
-    let experts = optional_size(config, &["num_local_experts", "num_experts"])?;
-    let dtypes = gemm_dtypes(config)?;
-
-    let mut keeps = Vec::new();
-    let mut sites = BTreeSet::new();
-    for tp in TP_SIZES.into_iter().filter(|tp| heads % tp == 0) {
-        let (rank_heads, rank_kv_heads) = (heads / tp, (kv_heads / tp).max(1));
-        sites.insert(((rank_heads + 2 * rank_kv_heads) * head_dim, hidden));
-        sites.insert((hidden, rank_heads * head_dim));
-        sites.insert(((vocab + tp - 1) / tp, hidden));
-        for ffn in dense_widths(config, experts.is_some())? {
-            sites.insert((2 * ffn / tp, hidden));
-            sites.insert((hidden, ffn / tp));
-        }
-        let mut windows = vec![0];
-        let sliding = config.get("use_sliding_window") != Some(&serde_json::Value::Bool(false));
-        if sliding && let Some(window) = optional_size(config, &["sliding_window"])? {
-            windows.push(window);
-        }
-        for table in ["context_attention_perf", "generation_attention_perf"] {
-            keeps.push(keep(
-                table,
-                vec![
-                    ("num_heads", Wanted::Int(vec![rank_heads])),
-                    ("num_key_value_heads", Wanted::Int(vec![rank_kv_heads])),
-                    ("head_dim", Wanted::Int(vec![head_dim])),
-                    ("window_size", Wanted::Int(windows.clone())),
-                ],
-            ));
-        }
-    }
-    if let Some(experts) = experts {
-        sites.insert((experts, hidden));
-        let inter = size(config, &["moe_intermediate_size", "intermediate_size"])?;
-        let topk = size(config, &["num_experts_per_tok", "experts_per_token"])?;
-        for tp in TP_SIZES {
-            let eps = TP_SIZES.into_iter().filter(|ep| tp * ep <= 8).collect();
-            keeps.push(keep(
-                "moe_perf",
-                vec![
-                    ("hidden_size", Wanted::Int(vec![hidden])),
-                    ("inter_size", Wanted::Int(vec![inter])),
-                    ("topk", Wanted::Int(vec![topk])),
-                    ("num_experts", Wanted::Int(vec![experts])),
-                    ("moe_tp_size", Wanted::Int(vec![tp])),
-                    ("moe_ep_size", Wanted::Int(eps)),
-                ],
-            ));
-        }
-    }
-    for dtype in &dtypes {
-        for &(n, k) in &sites {
-            keeps.push(keep(
-                "gemm_perf",
-                vec![
-                    ("gemm_dtype", Wanted::Text(vec![dtype.to_string()])),
-                    ("n", Wanted::Near(vec![n])),
-                    ("k", Wanted::Near(vec![k])),
-                ],
-            ));
-        }
-    }
-    keeps.push(keep("custom_allreduce_perf", Vec::new()));
-    keeps.push(keep("nccl_perf", Vec::new()));
-    Ok(keeps)
-}
-
-fn keep(table: &str, wants: Vec<(&str, Wanted)>) -> Keep {
-    Keep {
-        table: table.to_string(),
-        wants: wants
-            .into_iter()
-            .map(|(column, wanted)| (column.to_string(), wanted))
-            .collect(),
-    }
-}
-
-/// Feed-forward widths of the layers (or parts of layers) that are not routed experts.
-fn dense_widths(config: &serde_json::Value, has_experts: bool) -> Result<Vec<i64>, InputError> {
-    if !has_experts {
-        return Ok(vec![size(config, &["intermediate_size"])?]);
-    }
-    let mut widths = Vec::new();
-    widths.extend(optional_size(config, &["shared_expert_intermediate_size"])?);
-    let dense_layers = config
-        .get("mlp_only_layers")
-        .and_then(serde_json::Value::as_array)
-        .is_some_and(|layers| !layers.is_empty());
-    if dense_layers {
-        widths.push(size(config, &["intermediate_size"])?);
-    }
-    Ok(widths)
-}
-
-/// The GEMM dtypes of the tables that the checkpoint's linear layers can run in.
-fn gemm_dtypes(config: &serde_json::Value) -> Result<Vec<&'static str>, InputError> {
-    let mut dtypes = vec!["bfloat16"];
-    let Some(quantised) = config.get("quantization_config").filter(|v| !v.is_null()) else {
-        return Ok(dtypes);
-    };
-    let text = |key: &str| quantised.get(key).and_then(serde_json::Value::as_str);
-    match (text("quant_method"), text("quant_algo")) {
-        // Only the experts are MXFP4; every GEMM stays bf16.
-        (Some("mxfp4"), _) => {}
-        (Some("fp8"), _) if quantised.get("weight_block_size").is_some() => {
-            dtypes.push("fp8_block");
-        }
-        (Some("fp8"), _) | (_, Some("FP8")) => dtypes.push("fp8"),
-        (_, Some("NVFP4")) => dtypes.push("nvfp4"),
-        (method, _) => {
-            return Err(bad_config(
-                "quantization_config",
-                format!(
-                    "unknown quantisation {}",
-                    method.unwrap_or("without a name")
-                ),
-                "give the rows to keep by hand; mxfp4, fp8 and NVFP4 are known",
-            ));
-        }
-    }
-    Ok(dtypes)
-}
-
-fn optional_size(config: &serde_json::Value, keys: &[&str]) -> Result<Option<i64>, InputError> {
-    for key in keys {
-        let Some(value) = config.get(key).filter(|v| !v.is_null()) else {
-            continue;
-        };
-        return match value.as_i64() {
-            // The bound keeps products of two sizes far from overflow.
-            Some(size) if (1..=1 << 30).contains(&size) => Ok(Some(size)),
-            _ => Err(bad_config(
-                key,
-                format!("{value} is not a size"),
-                "give a whole number from 1 to 2^30",
-            )),
-        };
-    }
-    Ok(None)
-}
-
-fn size(config: &serde_json::Value, keys: &[&str]) -> Result<i64, InputError> {
-    optional_size(config, keys)?.ok_or_else(|| {
-        bad_config(
-            keys[0],
-            "the model config has no such field",
-            "add the field or use the model's original config.json",
-        )
-    })
-}
-
-fn bad_config(field: &str, what: impl Into<String>, help: &str) -> InputError {
-    InputError::new("config.json", what, help).field(field)
-}
-
 fn notes(request: &ImportRequest) -> Vec<String> {
     let mut notes = vec![
         "Rows are filtered; columns and values are unchanged and the files encoded again. \
          Yaml and json files are verbatim copies."
+            .to_string(),
+        "Latencies are in milliseconds, but those of moe_a2a_perf in microseconds.".to_string(),
+        "A table has the rows of the first model first, then those that the next one adds; within \
+         a model, rows are in the order of their source."
             .to_string(),
         "systems/silicon_sample.csv of the package is evaluation data and deliberately not imported."
             .to_string(),
@@ -1027,25 +791,6 @@ mod tests {
         }
     }
 
-    fn near(n: i64, k: i64) -> Keep {
-        keep(
-            "gemm_perf",
-            vec![
-                ("gemm_dtype", Wanted::Text(vec!["bfloat16".to_string()])),
-                ("n", Wanted::Near(vec![n])),
-                ("k", Wanted::Near(vec![k])),
-            ],
-        )
-    }
-
-    fn kept(keep: &Keep) -> BTreeSet<(i64, i64)> {
-        let table = gemm();
-        let rows = matching_rows(&table, keep).expect("rows");
-        let (n, k) = (table.int("n").expect("n"), table.int("k").expect("k"));
-        let kept = (0..table.rows).filter(|&row| rows[row]);
-        kept.map(|row| (n[row], k[row])).collect()
-    }
-
     fn model() -> serde_json::Value {
         serde_json::json!({
             "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
@@ -1109,114 +854,6 @@ mod tests {
                 (below.to_path_buf(), fs::read(entry.path()).expect("read"))
             })
             .collect()
-    }
-
-    #[test]
-    fn a_value_the_table_has_is_kept_alone() {
-        assert_eq!(kept(&near(64, 256)), BTreeSet::from([(64, 256)]));
-    }
-
-    #[test]
-    fn a_value_between_keeps_its_neighbours() {
-        assert_eq!(
-            kept(&near(100, 300)),
-            BTreeSet::from([(64, 256), (64, 512), (128, 256), (128, 512)])
-        );
-    }
-
-    #[test]
-    fn a_value_outside_keeps_the_last_on_that_side() {
-        assert_eq!(kept(&near(9999, 1)), BTreeSet::from([(128, 256)]));
-    }
-
-    #[test]
-    fn neighbours_are_sought_among_the_rows_of_the_other_columns() {
-        let mut table = gemm();
-        table.columns[0] = Column::Text(
-            (0..table.rows)
-                .map(|row| if row < 8 { "fp8" } else { "bfloat16" }.into())
-                .collect(),
-        );
-        let rows = matching_rows(&table, &near(40, 256)).expect("rows");
-        // In bf16 only n = 128 is left, though the table as a whole has 32 and 64.
-        let kept: Vec<usize> = (0..table.rows).filter(|&row| rows[row]).collect();
-        assert_eq!(kept, [8, 9]);
-    }
-
-    #[test]
-    fn a_column_the_table_lacks_is_an_error() {
-        let wanted = keep("gemm_perf", vec![("shape_n", Wanted::Int(vec![1]))]);
-        let error = matching_rows(&gemm(), &wanted).expect_err("no such column");
-        assert_eq!(error.place.field.as_deref(), Some("shape_n"));
-    }
-
-    #[test]
-    fn gpt_oss_keeps_its_ops_at_every_tp() {
-        let keeps = keeps_for_model(&model()).expect("keeps");
-        let of = |table: &str| -> Vec<String> {
-            let keeps = keeps.iter().filter(|k| k.table == table);
-            keeps.map(ToString::to_string).collect()
-        };
-        let gemm = of("gemm_perf");
-        for (n, k) in [
-            (5120, 2880),
-            (640, 2880),
-            (2880, 4096),
-            (2880, 512),
-            (128, 2880),
-            (201_088, 2880),
-            (25_136, 2880),
-        ] {
-            let wanted = format!("gemm_dtype in bfloat16 and n near {n} and k near {k}");
-            assert!(gemm.contains(&wanted), "{wanted} is not among {gemm:?}");
-        }
-        // Four sizes of QKV, output and LM head, and one router; no dense feed-forward.
-        assert_eq!(gemm.len(), 13);
-        assert_eq!(of("moe_perf").len(), 4);
-        assert!(of("moe_perf")[1].ends_with("moe_tp_size in 2 and moe_ep_size in 1|2|4"));
-        assert_eq!(
-            of("context_attention_perf"),
-            of("generation_attention_perf")
-        );
-        assert!(of("context_attention_perf")[3].contains("num_key_value_heads in 1 "));
-        assert_eq!(of("nccl_perf"), ["all rows"]);
-    }
-
-    #[test]
-    fn a_dense_model_has_its_feed_forward() {
-        let config = serde_json::json!({
-            "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "vocab_size": 1000, "intermediate_size": 14336,
-            "quantization_config": { "quant_method": "fp8", "weight_block_size": [128, 128] },
-        });
-        let keeps = keeps_for_model(&config).expect("keeps");
-        let texts: Vec<String> = keeps.iter().map(ToString::to_string).collect();
-        for wanted in [
-            "gemm_dtype in fp8_block and n near 28672 and k near 4096",
-            "gemm_dtype in bfloat16 and n near 4096 and k near 1792",
-        ] {
-            assert!(texts.iter().any(|t| t == wanted), "{wanted}");
-        }
-        assert!(keeps.iter().all(|k| k.table != "moe_perf"));
-    }
-
-    #[test]
-    fn a_config_that_does_not_fit_names_the_field() {
-        for (key, value) in [
-            ("kv_lora_rank", serde_json::json!(512)),
-            ("hidden_size", serde_json::json!("wide")),
-            ("num_attention_heads", serde_json::json!(0)),
-            ("vocab_size", serde_json::Value::Null),
-            (
-                "quantization_config",
-                serde_json::json!({ "quant_method": "odd" }),
-            ),
-        ] {
-            let mut config = model();
-            config[key] = value;
-            let error = keeps_for_model(&config).expect_err(key);
-            assert_eq!(error.place.field.as_deref(), Some(key), "{error}");
-        }
     }
 
     #[test]
@@ -1334,5 +971,54 @@ mod tests {
             tree(&from_wheel.out.join("data")),
             tree(&from_directory.out.join("data"))
         );
+    }
+
+    #[test]
+    fn an_id_names_the_copy_and_later_models_add_their_rows_behind() {
+        let dir = TempDir::new().expect("dir");
+        let mut second = model();
+        // Of one table: the cell at the other end of the grid.
+        for key in [
+            "hidden_size",
+            "intermediate_size",
+            "vocab_size",
+            "num_local_experts",
+        ] {
+            second[key] = serde_json::json!(8);
+        }
+        second["head_dim"] = serde_json::json!(1);
+        let second = second.to_string();
+        let name = "aiconfigurator_core/model_configs/owner--M2_config.json";
+        let mut request = request(wheel(dir.path(), &[(name, second.as_bytes())]), dir.path());
+        let latencies = |request: &ImportRequest| {
+            let report = import(request, &mut |_| {}).expect("import");
+            let file = report.tables[0].file.clone().expect("file");
+            let read = OpTable::read(&request.out.join(file)).expect("read");
+            read.float("latency").expect("latency").to_vec()
+        };
+        let alone = latencies(&request);
+        request.models.push("other-id=m2".to_string());
+        let both = latencies(&request);
+        assert_eq!(both[..alone.len()], alone[..]);
+        assert!(
+            both.len() > alone.len() && both[alone.len()] < alone[0],
+            "{both:?}"
+        );
+        assert!(dir.path().join("data/models/other-id.json").is_file());
+
+        request.models[1] = "../m2=m2".to_string();
+        let error = import(&request, &mut |_| {}).expect_err("an id that leads out");
+        assert!(error.what.contains("../m2"), "{error}");
+    }
+
+    #[test]
+    fn one_table_of_a_backend_may_have_another_version() {
+        let dir = TempDir::new().expect("dir");
+        let mut request = request(wheel(dir.path(), &[]), dir.path());
+        let key = "trtllm/gemm_perf".to_string();
+        request.versions.insert(key, "1.0".to_string());
+        let report = import(&request, &mut |_| {}).expect("import");
+        let file = report.tables[0].file.as_deref();
+        assert_eq!(file, Some("data/s1/gemm/trtllm/1.0/gemm_perf.parquet"));
     }
 }

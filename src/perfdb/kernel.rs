@@ -32,6 +32,8 @@ pub enum MoeKernel {
     Deepgemm,
     /// TensorRT-LLM's Triton path.
     Triton,
+    /// TensorRT-LLM's CuTe DSL path; no table holds it.
+    Cutedsl,
 }
 
 impl MoeKernel {
@@ -41,6 +43,7 @@ impl MoeKernel {
             Self::Cutlass => "cutlass",
             Self::Deepgemm => "deepgemm",
             Self::Triton => "triton",
+            Self::Cutedsl => "cutedsl",
         }
     }
 }
@@ -85,6 +88,28 @@ pub enum OpKey {
     ContextAttention(AttentionKey),
     /// Decode attention; quantities: batch and mean KV length.
     GenerationAttention(AttentionKey),
+    /// Prefill latent attention; quantity: one length per prompt.
+    ContextLatent { heads: u32, kv_dtype: String },
+    /// Decode latent attention; quantities: batch and mean KV length.
+    GenerationLatent { heads: u32, kv_dtype: String },
+    /// Batched GEMM that folds the key or value projection into decode latent attention;
+    /// quantity: tokens.
+    LatentBmm {
+        heads: u32,
+        dtype: String,
+        pre: bool,
+    },
+    /// One kernel of gated deltanet: convolution or delta rule. Context: one length per prompt;
+    /// generation: batch.
+    Deltanet {
+        part: DeltanetPart,
+        hidden: u32,
+        conv: u32,
+        k_heads: u32,
+        v_heads: u32,
+        k_dim: u32,
+        v_dim: u32,
+    },
     /// Custom all-reduce; quantity: elements.
     AllReduce { gpus: u32 },
     /// NCCL collective; quantity: elements as the table counts them.
@@ -95,6 +120,34 @@ pub enum OpKey {
     },
     /// An op no table holds, at the system's memory bandwidth; quantity: bytes moved.
     Memory,
+}
+
+/// The kernels of a gated-deltanet layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeltanetPart {
+    ContextConv,
+    ContextRule,
+    GenerationConv,
+    GenerationRule,
+}
+
+impl DeltanetPart {
+    fn kernels(self) -> &'static [&'static str] {
+        match self {
+            Self::ContextConv => &["causal_conv1d_fn"],
+            Self::ContextRule => &["chunk_gated_delta_rule"],
+            Self::GenerationConv => &["causal_conv1d_update"],
+            Self::GenerationRule => &[
+                "fused_recurrent_gated_delta_rule_packed_decode",
+                "fused_sigmoid_gating_delta_rule_update",
+                "fused_recurrent_gated_delta_rule",
+            ],
+        }
+    }
+
+    fn is_context(self) -> bool {
+        matches!(self, Self::ContextConv | Self::ContextRule)
+    }
 }
 
 /// Heads of one rank, the sliding window (0: none) and the precisions.
@@ -114,8 +167,11 @@ impl OpKey {
         match self {
             Self::Gemm { .. } => &["n", "k", "m"],
             Self::Moe { .. } => &["num_tokens"],
-            Self::ContextAttention(_) => &["isl", "batch_size"],
-            Self::GenerationAttention(_) => &["kv", "batch_size"],
+            Self::ContextAttention(_) | Self::ContextLatent { .. } => &["isl", "batch_size"],
+            Self::GenerationAttention(_) | Self::GenerationLatent { .. } => &["kv", "batch_size"],
+            Self::LatentBmm { .. } => &["num_tokens"],
+            Self::Deltanet { part, .. } if part.is_context() => &["seq_len", "batch_size"],
+            Self::Deltanet { .. } => &["batch_size"],
             Self::AllReduce { .. } | Self::Nccl { .. } => &["message_size"],
             Self::Memory => &["bytes"],
         }
@@ -127,7 +183,16 @@ impl OpKey {
     pub(super) fn work(&self, at: &[f64]) -> f64 {
         match self {
             Self::Gemm { .. } => at[0] * at[1] * at[2],
-            Self::Moe { .. } | Self::AllReduce { .. } | Self::Nccl { .. } | Self::Memory => at[0],
+            Self::Moe { .. }
+            | Self::LatentBmm { .. }
+            | Self::AllReduce { .. }
+            | Self::Nccl { .. }
+            | Self::Memory => at[0],
+            Self::ContextLatent { .. } => at[1] * at[0] * at[0],
+            Self::GenerationLatent { .. } => at[1] * at[0],
+            // Linear in the tokens.
+            Self::Deltanet { part, .. } if part.is_context() => at[1] * at[0],
+            Self::Deltanet { .. } => at[0],
             Self::ContextAttention(key) => at[1] * at[0] * key.visible(at[0]),
             Self::GenerationAttention(key) => at[1] * key.visible(at[0]),
         }
@@ -156,6 +221,18 @@ impl OpKey {
         }
     }
 
+    /// Query-key pairs that a piece of a prompt attends to behind `prefix` tokens, over those of
+    /// the piece alone. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
+    pub(super) fn prefix_ratio(&self, length: f64, prefix: f64) -> f64 {
+        match self {
+            Self::ContextAttention(key) => {
+                let whole = key.pairs(prefix + length) - key.pairs(prefix);
+                whole / key.pairs(length)
+            }
+            _ => 1.0,
+        }
+    }
+
     /// Whether the op is a collective: it ends for all ranks together.
     pub fn is_collective(&self) -> bool {
         matches!(self, Self::AllReduce { .. } | Self::Nccl { .. })
@@ -177,6 +254,12 @@ fn power(base: f64, exponent: f64) -> f64 {
 }
 
 impl AttentionKey {
+    /// Twice the query-key pairs of causal attention over a prompt.
+    fn pairs(&self, length: f64) -> f64 {
+        let visible = self.visible(length);
+        visible * visible + 2.0 * (length - visible) * visible
+    }
+
     fn visible(&self, length: f64) -> f64 {
         if self.window == 0 {
             length
@@ -208,6 +291,26 @@ impl fmt::Display for OpKey {
             ),
             Self::ContextAttention(k) => write!(f, "context attention {k}"),
             Self::GenerationAttention(k) => write!(f, "generation attention {k}"),
+            Self::ContextLatent { heads, kv_dtype } => {
+                write!(f, "context latent attention heads={heads} kv {kv_dtype}")
+            }
+            Self::GenerationLatent { heads, kv_dtype } => {
+                write!(f, "generation latent attention heads={heads} kv {kv_dtype}")
+            }
+            Self::LatentBmm { heads, dtype, pre } => {
+                let side = if *pre { "before" } else { "after" };
+                write!(f, "latent bmm {dtype} heads={heads} {side} attention")
+            }
+            Self::Deltanet {
+                part,
+                hidden,
+                k_heads,
+                v_heads,
+                ..
+            } => write!(
+                f,
+                "gated deltanet {part:?} hidden={hidden} k_heads={k_heads} v_heads={v_heads}"
+            ),
             Self::AllReduce { gpus } => write!(f, "all-reduce over {gpus} GPUs"),
             Self::Nccl {
                 collective,
@@ -236,7 +339,7 @@ pub(super) struct Candidate {
     pub backend: &'static str,
     pub version: &'static str,
     pub table: &'static str,
-    /// Kernels of this table that are the wanted one.
+    /// Kernels of this table that are the wanted one; empty: the table holds one kernel.
     pub kernel_sources: &'static [&'static str],
     /// Another kernel than the one served: a louder flag.
     pub other_kernel: bool,
@@ -249,8 +352,9 @@ const SGLANG: &str = VERSIONS[1].1;
 const NCCL: &str = VERSIONS[2].1;
 
 impl OpKey {
-    /// Tables that may answer, best first.
-    pub(super) fn candidates(&self) -> Vec<Candidate> {
+    /// Tables that may answer a case served by `framework`, best first: the served kernel in the
+    /// framework's own tables, the same kernel under another framework, then another kernel.
+    pub(super) fn candidates(&self, framework: &str) -> Vec<Candidate> {
         let trtllm = |family, table, kernel_sources| Candidate {
             family,
             backend: "trtllm",
@@ -264,35 +368,109 @@ impl OpKey {
             version: SGLANG,
             ..trtllm(family, table, kernel_sources)
         };
+        let other = |candidate| Candidate {
+            other_kernel: true,
+            ..candidate
+        };
+        let on_sglang = framework == "sglang";
         match self {
-            Self::Gemm { .. } => vec![trtllm("gemm", "gemm_perf", &["torch_flow"])],
-            Self::Moe { kernel, .. } => match kernel {
-                MoeKernel::TrtllmGen => vec![
-                    trtllm("moe", "moe_perf", &["moe_torch_flow_min_latency"]),
-                    sglang("moe", "moe_perf", &["sglang_flashinfer_trtllm_moe"]),
-                ],
-                MoeKernel::Cutlass => {
-                    vec![trtllm("moe", "moe_perf", &["moe_torch_flow_cutlass"])]
+            Self::Gemm { .. } if on_sglang => vec![
+                sglang(
+                    "gemm",
+                    "gemm_perf",
+                    &[
+                        "sglang_torch_linear",
+                        "sglang_sgl_kernel_fp8_scaled_mm",
+                        "sglang_deepgemm_gemm_nt_f8f8bf16",
+                    ],
+                ),
+                other(sglang(
+                    "gemm",
+                    "gemm_perf",
+                    &["sglang_flashinfer_cutedsl_nvfp4"],
+                )),
+            ],
+            Self::Gemm { .. } => vec![trtllm("gemm", "gemm_perf", &["torch_flow", "deepgemm"])],
+            Self::Moe { kernel, .. } => {
+                let table = "moe_perf";
+                let trtllm = |kernels| trtllm("moe", table, kernels);
+                let sglang = |kernels| sglang("moe", table, kernels);
+                match kernel {
+                    MoeKernel::TrtllmGen => vec![
+                        trtllm(&["moe_torch_flow_min_latency"]),
+                        sglang(&["sglang_flashinfer_trtllm_moe"]),
+                        other(trtllm(&["moe_torch_flow_cutlass", "deepgemm"])),
+                    ],
+                    // CuTe DSL has no rows: the other grouped GEMM over permuted tokens.
+                    MoeKernel::Cutedsl => vec![other(trtllm(&["moe_torch_flow_cutlass"]))],
+                    MoeKernel::Cutlass => vec![
+                        trtllm(&["moe_torch_flow_cutlass"]),
+                        sglang(&["sglang_flashinfer_cutlass_moe"]),
+                        other(sglang(&["sglang_flashinfer_trtllm_moe"])),
+                    ],
+                    MoeKernel::Deepgemm => vec![
+                        trtllm(&["deepgemm"]),
+                        other(trtllm(&["moe_torch_flow_cutlass"])),
+                    ],
+                    MoeKernel::Triton if on_sglang => vec![
+                        sglang(&["sglang_fused_moe_triton"]),
+                        other(trtllm(&["moe_torch_flow"])),
+                    ],
+                    MoeKernel::Triton => vec![
+                        trtllm(&["moe_torch_flow"]),
+                        other(sglang(&["sglang_fused_moe_triton"])),
+                    ],
                 }
-                MoeKernel::Deepgemm => vec![trtllm("moe", "moe_perf", &["deepgemm"])],
-                MoeKernel::Triton => vec![
-                    trtllm("moe", "moe_perf", &["moe_torch_flow"]),
-                    Candidate {
-                        other_kernel: true,
-                        ..sglang("moe", "moe_perf", &["sglang_fused_moe_triton"])
-                    },
-                ],
-            },
-            Self::ContextAttention(_) => vec![trtllm(
-                "attention",
-                "context_attention_perf",
-                &["torch_flow"],
-            )],
-            Self::GenerationAttention(_) => vec![trtllm(
-                "attention",
-                "generation_attention_perf",
-                &["torch_flow"],
-            )],
+            }
+            Self::ContextAttention(_) | Self::GenerationAttention(_) => {
+                let table = match self {
+                    Self::ContextAttention(_) => "context_attention_perf",
+                    _ => "generation_attention_perf",
+                };
+                let sglang = |kernels| sglang("attention", table, kernels);
+                let trtllm = trtllm("attention", table, &["torch_flow"]);
+                if on_sglang {
+                    vec![
+                        sglang(&["trtllm_mha"]),
+                        sglang(&["flashinfer"]),
+                        other(sglang(&["fa3"])),
+                        other(sglang(&["triton"])),
+                        other(trtllm),
+                    ]
+                } else {
+                    vec![trtllm]
+                }
+            }
+            Self::ContextLatent { .. } | Self::GenerationLatent { .. } => {
+                let table = match self {
+                    Self::ContextLatent { .. } => "context_mla_perf",
+                    _ => "generation_mla_perf",
+                };
+                vec![trtllm("mla", table, &[]), sglang("mla", table, &[])]
+            }
+            Self::LatentBmm { .. } => vec![
+                trtllm("mla_bmm", "mla_bmm_perf", &[]),
+                sglang("mla_bmm", "mla_bmm_perf", &[]),
+            ],
+            Self::Deltanet { part, .. } => {
+                let kernels = part.kernels();
+                let sglang = sglang("linear_attention", "gdn_perf", kernels);
+                let trtllm = trtllm("linear_attention", "gdn_perf", kernels);
+                if on_sglang {
+                    vec![sglang, trtllm]
+                } else {
+                    vec![trtllm, sglang]
+                }
+            }
+            Self::AllReduce { .. } if on_sglang => vec![
+                // The eager rows are bound by the host of their benchmark: no transfer time.
+                sglang(
+                    "comm",
+                    "custom_allreduce_perf",
+                    &["SGLang_CustomAllReduce_graph"],
+                ),
+                trtllm("comm", "custom_allreduce_perf", &["TRTLLM"]),
+            ],
             Self::AllReduce { .. } => {
                 vec![trtllm("comm", "custom_allreduce_perf", &["TRTLLM"])]
             }
@@ -346,6 +524,38 @@ impl OpKey {
                 ("distribution", text(distribution)),
             ],
             Self::ContextAttention(k) | Self::GenerationAttention(k) => attention(k),
+            Self::ContextLatent { heads, kv_dtype }
+            | Self::GenerationLatent { heads, kv_dtype } => {
+                vec![
+                    ("num_heads", int(*heads)),
+                    ("mla_dtype", text("bfloat16")),
+                    ("kv_cache_dtype", text(kv_dtype)),
+                ]
+            }
+            Self::LatentBmm { heads, dtype, pre } => vec![
+                ("num_heads", int(*heads)),
+                ("bmm_dtype", text(dtype)),
+                (
+                    "op_name",
+                    text(if *pre { "mla_gen_pre" } else { "mla_gen_post" }),
+                ),
+            ],
+            Self::Deltanet {
+                hidden,
+                conv,
+                k_heads,
+                v_heads,
+                k_dim,
+                v_dim,
+                ..
+            } => vec![
+                ("d_model", int(*hidden)),
+                ("d_conv", int(*conv)),
+                ("num_k_heads", int(*k_heads)),
+                ("num_v_heads", int(*v_heads)),
+                ("head_k_dim", int(*k_dim)),
+                ("head_v_dim", int(*v_dim)),
+            ],
             Self::AllReduce { gpus } => vec![
                 ("num_gpus", int(*gpus)),
                 ("allreduce_dtype", text("bfloat16")),

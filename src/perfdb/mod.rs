@@ -4,12 +4,13 @@ mod database;
 mod grid;
 mod host;
 pub mod import;
+pub mod keeps;
 mod kernel;
 mod pricer;
 pub mod table;
 
-pub use database::Database;
+pub use database::{Database, GpuMemory};
 pub use grid::{Anchor, Term};
 pub use host::{HostKey, HostRows, HostTime, read_source_cells};
-pub use kernel::{AttentionKey, Collective, MoeKernel, OpKey, Refusal};
+pub use kernel::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey, Refusal};
 pub use pricer::{Lookup, LookupId, OpId, Pricer, Quantity};

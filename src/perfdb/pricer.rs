@@ -25,6 +25,13 @@ pub enum Quantity<'a> {
     /// One prompt length per context request: the mean over the prompts of the row at
     /// (batch, length).
     Prompts(&'a [u32]),
+    /// The same for pieces of prompts, each behind so many tokens that are in the KV cache already
+    /// (none where `prefixes` is empty): the row at the piece's own length, scaled by the ratio of
+    /// attended pairs.
+    Pieces {
+        lengths: &'a [u32],
+        prefixes: &'a [u32],
+    },
     /// A decode batch and its mean KV length.
     Decode { batch: f64, mean_kv: f64 },
 }
@@ -177,15 +184,12 @@ impl Pricer {
                 grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, terms)
             }
             (_, Quantity::Count(count)) => grid.price(&[count], 1.0, terms),
-            (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
-            (_, Quantity::Prompts(lengths)) => {
-                let batch = lengths.len() as f64;
-                let mut anchor = Anchor::default();
-                for length in lengths {
-                    anchor.add(grid.price(&[f64::from(*length), batch], 1.0 / batch, terms));
-                }
-                anchor
+            (OpKey::Deltanet { .. }, Quantity::Decode { batch, .. }) => {
+                grid.price(&[batch], 1.0, terms)
             }
+            (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
+            (_, Quantity::Prompts(lengths)) => pieces(&grid, lengths, &[], terms),
+            (_, Quantity::Pieces { lengths, prefixes }) => pieces(&grid, lengths, prefixes, terms),
         };
         resolved.anchor.add(anchor);
         self.finish(first)
@@ -238,6 +242,24 @@ impl Pricer {
     pub fn used_rows(&self) -> BTreeSet<RowId> {
         self.terms.iter().map(|term| term.row).collect()
     }
+}
+
+fn pieces(grid: &Grid, lengths: &[u32], prefixes: &[u32], terms: &mut Vec<Term>) -> Anchor {
+    let batch = lengths.len() as f64;
+    let mut anchor = Anchor::default();
+    for (index, length) in lengths.iter().enumerate() {
+        let length = f64::from(*length);
+        let first = terms.len();
+        anchor.add(grid.price(&[length, batch], 1.0 / batch, terms));
+        let prefix = prefixes.get(index).copied().unwrap_or(0);
+        if prefix > 0 {
+            let ratio = grid.key.prefix_ratio(length, f64::from(prefix));
+            for term in &mut terms[first..] {
+                term.work_ratio *= ratio;
+            }
+        }
+    }
+    anchor
 }
 
 impl Default for Pricer {

@@ -115,6 +115,11 @@ impl OpTable {
     /// The rows for which `keep(row)` holds (rows from zero), in their order.
     pub fn filter(&self, keep: impl Fn(usize) -> bool) -> OpTable {
         let rows: Vec<usize> = (0..self.rows).filter(|&row| keep(row)).collect();
+        self.take(&rows)
+    }
+
+    /// The given rows (from zero, below the number of rows), in the given order.
+    pub fn take(&self, rows: &[usize]) -> OpTable {
         let columns = self
             .columns
             .iter()

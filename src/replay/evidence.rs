@@ -83,6 +83,7 @@ impl Replayer {
             generation: scenario.generation,
             padded: scenario.generation,
             kv_sum: u64::from(scenario.generation),
+            ..RankLoad::default()
         };
         let mut shares = Vec::new();
         let mut ms = 0.0;
@@ -152,6 +153,7 @@ impl Replayer {
             generation: requests,
             padded: requests,
             kv_sum: u64::from(requests) * u64::from(mean_kv),
+            ..RankLoad::default()
         };
         let execution = match scenario.execution {
             StepExecution::Eager => Execution::Eager,

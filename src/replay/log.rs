@@ -26,6 +26,9 @@ impl StepKind {
 pub struct RankRecord {
     /// Requests whose prompt runs in this step.
     pub context: Vec<u32>,
+    /// Tokens computed before and in this step, per context request, where a prompt is cut; empty:
+    /// every prompt runs as a whole.
+    pub chunks: Vec<(u32, u32)>,
     pub generation: u32,
     /// Generation requests with padding and dummies.
     pub padded: u32,
@@ -41,6 +44,8 @@ pub struct IterationRecord {
     pub fetched: Vec<u32>,
     /// Why context requests that were there did not run, and how many.
     pub held: Option<(Part, u32)>,
+    /// Requests whose KV was freed before this step, in order: they compute it again later.
+    pub paused: Vec<u32>,
     /// The step, if anything was scheduled: execution and one record per rank group.
     pub step: Option<(Execution, Vec<RankRecord>)>,
 }

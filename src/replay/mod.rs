@@ -1,12 +1,17 @@
 //! The client, the schedulers and their controls: from a scenario to TTFT and TPOT.
 
+mod capacity;
+mod client;
 mod evidence;
+mod lanes;
 mod lengths;
 mod log;
 mod metrics;
 mod predict;
+mod sglang;
 mod trtllm;
 
+pub use capacity::{KvCapacity, token_bytes, weight_bytes};
 pub use evidence::{OpPrediction, OpShare, StepPrediction};
 pub use lengths::draw as draw_lengths;
 pub use log::{IterationRecord, RankRecord, RequestRecord, StepKind, StepLog};

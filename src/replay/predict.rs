@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::compose::{Composer, Method, Part, Paths, Receipt, Stamp};
-use crate::model::{BackendName, Scenario};
+use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::perfdb::{Database, Pricer, Refusal};
 use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
 
+use super::capacity::KvCapacity;
+use super::client::Replayed;
 use super::lengths;
 use super::log::StepLog;
 use super::metrics::Metric;
-use super::trtllm::{Executor, Replayed};
+use super::{sglang, trtllm};
 
 /// A predicted serving point. Times in milliseconds.
 #[derive(Debug, Clone)]
@@ -165,29 +167,57 @@ impl Replayer {
             Err(refusal) => return Ok(Outcome::Refused(refusal)),
         };
         prepare(&mut composer);
-        Ok(match Self::replay(composer, scenario, policy, recorded) {
-            Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
-            Err(refusal) => Outcome::Refused(refusal),
-        })
+        let capacity = self.kv_capacity(scenario)?;
+        Ok(
+            match Self::replay(composer, scenario, capacity, policy, recorded) {
+                Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
+                Err(refusal) => Outcome::Refused(refusal),
+            },
+        )
+    }
+
+    /// KV cache of a rank group; `None` where nothing limits it or its size is not known.
+    pub fn kv_capacity(&self, scenario: &Scenario) -> Result<Option<KvCapacity>, InputError> {
+        let deployment = &scenario.deployment;
+        let config = ModelConfig::load(&self.models, &deployment.model)?;
+        let memory = self.database.gpu_memory(&deployment.system)?;
+        let fraction = scenario.serving.memory_fraction;
+        Ok(KvCapacity::of(
+            &config,
+            deployment,
+            memory.as_ref(),
+            fraction,
+        ))
     }
 
     fn replay(
         mut composer: Composer,
         scenario: &Scenario,
+        capacity: Option<KvCapacity>,
         policy: Policy,
         recorded: Option<&StepLog>,
     ) -> Result<Prediction, Refusal> {
-        if scenario.deployment.backend.name != BackendName::Trtllm {
+        let lengths = lengths::draw(&scenario.workload);
+        let longest = lengths.iter().map(|(prompt, output)| prompt + output).max();
+        if let (Some(capacity), Some(longest)) = (capacity, longest)
+            && capacity.tokens < u64::from(longest)
+        {
             return Err(Refusal {
                 missing: format!(
-                    "a replay of the {} scheduler",
-                    scenario.deployment.backend.name
+                    "a KV cache of {} tokens for a request of {longest}",
+                    capacity.tokens
                 ),
             });
         }
-        let lengths = lengths::draw(&scenario.workload);
-        let Replayed { log, paths, stamps } =
-            Executor::new(scenario, &mut composer, &lengths, recorded).run();
+        let (run, made) = (&mut composer, &lengths);
+        let Replayed { log, paths, stamps } = match scenario.deployment.backend.name {
+            BackendName::Trtllm => {
+                trtllm::Executor::new(scenario, run, made, capacity, recorded).run()?
+            }
+            BackendName::Sglang => {
+                sglang::Executor::new(scenario, run, made, capacity, recorded)?.run()?
+            }
+        };
         let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
             log.requests

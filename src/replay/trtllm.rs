@@ -4,50 +4,29 @@
 //! alone), schedule, prepare and dispatch the step, then, with the overlap scheduler, wait for the
 //! step before, update its requests and send its responses. Decisions depend on order and counts
 //! only.
+//!
+//! KV blocks: by default a request enters only when its whole need fits beside the whole needs of
+//! those that have entered. Under `max_utilization` it enters when its context fits now, and the
+//! most recently started request is paused when a decode step does not fit.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::compose::{Composer, LaneStart, Part, Paths, Stamp};
-use crate::model::{RankLoad, Scenario, captured};
+use crate::compose::{Composer, Part, Stamp};
+use crate::model::{Capacity, RankLoad, Scenario, captured};
+use crate::perfdb::Refusal;
 use crate::timing::Execution;
 
-use super::log::{IterationRecord, RankRecord, RequestRecord, StepLog};
+use super::capacity::KvCapacity;
+use super::client::{Client, Replayed, Request, Turn};
+use super::lanes::Lanes;
+use super::log::{IterationRecord, RankRecord, StepLog};
 
-/// A point in time that orders: by time, then request.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Due {
-    ms: f64,
-    request: u32,
-}
+/// Tokens of one block of the paged KV cache: the runtime's default.
+const BLOCK: u32 = 32;
 
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.ms
-            .total_cmp(&other.ms)
-            .then(self.request.cmp(&other.request))
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    prompt: u32,
-    output: u32,
-    rank: u32,
-    iteration: u32,
-    post: Stamp,
-    arrival: Stamp,
-    scheduled: Stamp,
-    first: Stamp,
-    last: Stamp,
+fn blocks(tokens: u32) -> u64 {
+    u64::from(tokens.div_ceil(BLOCK))
 }
 
 /// One attention rank group.
@@ -63,6 +42,28 @@ struct RankState {
     /// Admitted requests whose responses are not all out, and their prompt tokens.
     active: u32,
     active_tokens: u64,
+    /// KV blocks in use, or, where a request enters with its whole need, reserved.
+    held_blocks: u64,
+    /// Greedy capacity only: generating requests in the order they started, how many of them open
+    /// a block at the step whose number has this remainder, and paused requests in `context`.
+    started: Vec<u32>,
+    phases: [u32; BLOCK as usize],
+    paused: u32,
+}
+
+impl RankState {
+    /// Remainder of the steps at which a request opens a KV block, if its context of this length
+    /// ran in step `joined`. In step `joined + n` its KV has `context + n` tokens.
+    fn phase(context: u32, joined: u64) -> usize {
+        let block = u64::from(BLOCK);
+        // context + (step - joined) = 1 modulo the block.
+        ((joined + 1 + block - u64::from(context % BLOCK)) % block) as usize
+    }
+
+    /// Blocks that the generating requests open in `step`.
+    fn opening(&self, step: u64) -> u64 {
+        u64::from(self.phases[(step % u64::from(BLOCK)) as usize])
+    }
 }
 
 /// A dispatched step whose results are not out yet.
@@ -73,31 +74,22 @@ struct Pending {
     finished: Vec<u32>,
 }
 
-/// A finished replay.
-pub(super) struct Replayed {
-    pub log: StepLog,
-    pub paths: Paths,
-    /// POST, arrival, schedule and first token of each request.
-    pub stamps: Vec<[Stamp; 4]>,
-}
-
 pub(super) struct Executor<'a> {
     scenario: &'a Scenario,
-    composer: &'a mut Composer,
     /// Fetches to repeat, where a recorded schedule is given.
     recorded: Option<&'a StepLog>,
     /// Captured batch sizes of the decode graphs, ascending.
     graph_sizes: Vec<u32>,
     /// Captured token counts of the piecewise graphs, ascending.
     piecewise_tokens: Vec<u32>,
-    paths: Paths,
-    requests: Vec<Request>,
-    posted: usize,
-    arrivals: BinaryHeap<Reverse<Due>>,
+    /// KV blocks of each rank group.
+    blocks: u64,
+    /// KV is given out block by block, and requests are paused when it runs out.
+    greedy: bool,
+    lanes: Lanes<'a>,
+    client: Client,
     waiting: VecDeque<u32>,
     ranks: Vec<RankState>,
-    host: Vec<Stamp>,
-    gpu: Vec<Stamp>,
     previous: Option<Pending>,
     steps: u64,
     batch_waited: u32,
@@ -105,9 +97,7 @@ pub(super) struct Executor<'a> {
     balance_filled: u32,
     log: Vec<IterationRecord>,
     /// Requests held at the last iteration, with its start.
-    held: Option<(Part, u32, Stamp)>,
-    ttft_weight: f64,
-    tpot_weight: f64,
+    held: Option<((Part, u32), Stamp)>,
 }
 
 impl<'a> Executor<'a> {
@@ -115,27 +105,11 @@ impl<'a> Executor<'a> {
         scenario: &'a Scenario,
         composer: &'a mut Composer,
         lengths: &[(u32, u32)],
+        capacity: Option<KvCapacity>,
         recorded: Option<&'a StepLog>,
     ) -> Self {
         let backend = scenario.deployment.backend.name;
-        let paths = Paths::new();
-        let origin = paths.origin();
-        let requests = lengths
-            .iter()
-            .map(|&(prompt, output)| Request {
-                prompt,
-                output,
-                rank: 0,
-                iteration: 0,
-                post: origin,
-                arrival: origin,
-                scheduled: origin,
-                first: origin,
-                last: origin,
-            })
-            .collect();
-        let lanes = composer.lanes();
-        let streaming = lengths.iter().filter(|(_, output)| *output > 1).count();
+        let mut lanes = Lanes::new(composer);
         Self {
             scenario,
             recorded,
@@ -143,16 +117,14 @@ impl<'a> Executor<'a> {
                 .map_or_else(Vec::new, |graph| graph.sizes(backend)),
             piecewise_tokens: (scenario.serving.piecewise.as_ref())
                 .map_or_else(Vec::new, |piecewise| piecewise.token_counts()),
-            paths,
-            requests,
-            posted: 0,
-            arrivals: BinaryHeap::new(),
+            blocks: capacity.map_or(u64::MAX, |kv| kv.tokens / u64::from(BLOCK)),
+            greedy: capacity.is_some() && scenario.serving.capacity == Capacity::MaxUtilization,
+            client: Client::open(lengths, scenario.workload.concurrency, &mut lanes),
+            lanes,
             waiting: VecDeque::new(),
             ranks: (0..scenario.deployment.parallel.dp)
                 .map(|_| RankState::default())
                 .collect(),
-            host: vec![origin; lanes],
-            gpu: vec![origin; lanes],
             previous: None,
             steps: 0,
             batch_waited: 0,
@@ -160,111 +132,49 @@ impl<'a> Executor<'a> {
             balance_filled: 0,
             log: Vec::new(),
             held: None,
-            ttft_weight: 1.0 / lengths.len() as f64,
-            tpot_weight: 1.0 / streaming.max(1) as f64,
-            composer,
         }
     }
 
     /// Runs every request to its last token.
-    pub(super) fn run(mut self) -> Replayed {
-        let origin = self.paths.origin();
-        for _ in 0..self.scenario.workload.concurrency {
-            self.post(origin);
-        }
-        while self.iterate() {}
-        let requests = self
-            .requests
-            .iter()
-            .map(|request| RequestRecord {
-                prompt: request.prompt,
-                output: request.output,
-                rank: request.rank,
-                post_ms: request.post.ms,
-                arrival_ms: request.arrival.ms,
-                scheduled_ms: request.scheduled.ms,
-                iteration: request.iteration,
-                first_token_ms: request.first.ms,
-                last_token_ms: request.last.ms,
-            })
-            .collect();
-        let log = StepLog {
-            iterations: self.log,
-            requests,
-        };
-        Replayed {
-            log,
-            paths: self.paths,
-            stamps: self
-                .requests
-                .iter()
-                .map(|request| {
-                    [
-                        request.post,
-                        request.arrival,
-                        request.scheduled,
-                        request.first,
-                    ]
-                })
-                .collect(),
+    pub(super) fn run(mut self) -> Result<Replayed, Refusal> {
+        loop {
+            match self.iterate() {
+                Turn::Ran => {}
+                Turn::Done => return Ok(self.client.close(self.lanes, self.log)),
+                Turn::Stuck => return Err(Turn::refusal()),
+            }
         }
     }
 
-    /// The client posts its next request, if it has one left.
-    fn post(&mut self, at: Stamp) {
-        let Some(request) = self.requests.get_mut(self.posted) else {
-            return;
-        };
-        let times = self.composer.request_times();
-        let arrival = self.paths.after(
-            at,
-            self.composer.pricer(),
-            &[
-                (Part::ClientTransport, times.client_transport),
-                (Part::Ingress, times.ingress),
-            ],
-        );
-        request.post = at;
-        request.arrival = arrival;
-        self.paths.weigh_ttft(at, arrival, None, self.ttft_weight);
-        self.arrivals.push(Reverse(Due {
-            ms: arrival.ms,
-            request: self.posted as u32,
-        }));
-        self.posted += 1;
-    }
-
-    /// One iteration; `false` when nothing is left to do.
-    fn iterate(&mut self) -> bool {
+    fn iterate(&mut self) -> Turn {
         // Ranks fetch together: the iteration starts when the last host is there.
-        let ready = latest(&self.host);
+        let ready = self.lanes.all_hosts();
         let Some((start, fetched)) = self.fetch(ready) else {
-            return false;
+            return Turn::Done;
         };
-        self.weigh_held(start);
-        for &request in &fetched {
-            let arrival = self.requests[request as usize].arrival;
-            self.paths
-                .weigh_ttft(arrival, start, Some(Part::QueueIteration), self.ttft_weight);
+        if let Some((held, from)) = self.held.take() {
+            self.client.weigh_held(&mut self.lanes, held, from, start);
         }
+        self.client.weigh_fetched(&mut self.lanes, &fetched, start);
         self.waiting.extend(&fetched);
         self.admit();
+        let paused = if self.greedy { self.pause() } else { vec![] };
         let (chosen, held) = self.choose();
         let step = self.form_step(&chosen);
-        if let Some(part) = held.0 {
-            self.held = Some((part, held.1, start));
+        if step.is_none() && self.previous.is_none() && fetched.is_empty() {
+            return Turn::Stuck;
         }
-        let dispatched = match &step {
-            Some((execution, ranks)) => Some(self.dispatch(start, *execution, ranks, &chosen)),
-            None => {
-                self.host.fill(start);
-                None
-            }
-        };
+        let held = held.0.map(|part| (part, held.1));
+        self.held = held.map(|held| (held, start));
+        self.lanes.host.fill(start);
+        let dispatched = step
+            .as_ref()
+            .map(|(execution, ranks)| self.dispatch(start, *execution, ranks, &chosen));
         self.log.push(IterationRecord {
             start_ms: start.ms,
             fetched,
-            held: held.0.map(|part| (part, held.1)),
+            held,
+            paused,
             step,
         });
         if self.scenario.serving.overlap {
@@ -275,7 +185,7 @@ impl<'a> Executor<'a> {
         } else if let Some(dispatched) = dispatched {
             self.finish(dispatched);
         }
-        true
+        Turn::Ran
     }
 
     /// Takes requests from the queue. A busy executor takes what has arrived; an idle one blocks
@@ -284,42 +194,48 @@ impl<'a> Executor<'a> {
         let idle = self.ranks.iter().all(|rank| rank.active == 0) && self.waiting.is_empty();
         if let Some(recorded) = self.recorded {
             let fetched = recorded.iterations.get(self.log.len())?.fetched.clone();
-            let mut start = ready;
-            for &request in &fetched {
-                let arrival = self.requests[request as usize].arrival;
-                if idle {
-                    start = start.latest(arrival);
-                }
-                self.arrivals.retain(|Reverse(due)| due.request != request);
-            }
+            let start = self.client.take_recorded(&fetched, idle, ready);
             return Some((start, fetched));
         }
-        let mut fetched = Vec::new();
-        let mut start = ready;
         if idle {
-            let Reverse(first) = *self.arrivals.peek()?;
+            let first = self.client.next_arrival()?;
             // Before the first request the executor has long been blocked on its empty queue.
             if first.ms > ready.ms || self.log.is_empty() {
-                self.arrivals.pop();
-                start = ready.latest(self.requests[first.request as usize].arrival);
-                return Some((start, vec![first.request]));
+                let taken = self.client.take_first().into_iter().collect();
+                return Some((ready.latest(first), taken));
             }
         }
-        while let Some(Reverse(due)) = self.arrivals.peek() {
-            if due.ms > start.ms {
-                break;
-            }
-            fetched.push(due.request);
-            self.arrivals.pop();
-        }
-        Some((start, fetched))
+        Some((ready, self.client.take_arrived(ready)))
     }
 
-    fn weigh_held(&mut self, start: Stamp) {
-        if let Some((part, count, from)) = self.held.take() {
-            let weight = self.ttft_weight * f64::from(count);
-            self.paths.weigh_ttft(from, start, Some(part), weight);
+    /// Pauses the most recently started requests of a rank group until its next decode step fits:
+    /// their KV is freed, and they wait in front of the others to compute their prompt and what
+    /// they have generated again.
+    fn pause(&mut self) -> Vec<u32> {
+        let step = self.steps;
+        let mut paused = Vec::new();
+        for rank in &mut self.ranks {
+            while rank.held_blocks + rank.opening(step) > self.blocks {
+                let Some(request) = rank.started.pop() else {
+                    break;
+                };
+                let entry = &mut self.client.requests[request as usize];
+                let end = entry.joined + u64::from(entry.output - entry.recompute) - 1;
+                if let Some(ending) = rank.ends.get_mut(&end) {
+                    ending.retain(|other| *other != request);
+                }
+                let made = (step - entry.joined) as u32;
+                rank.held_blocks -= blocks(entry.context() + made - 1);
+                rank.phases[RankState::phase(entry.context(), entry.joined)] -= 1;
+                rank.generating -= 1;
+                entry.recompute += made;
+                rank.kv_sum -= u64::from(entry.context());
+                rank.context.push_front(request);
+                rank.paused += 1;
+                paused.push(request);
+            }
         }
+        paused
     }
 
     /// Admits waiting requests to rank groups while they have room. With attention DP the longest
@@ -332,7 +248,7 @@ impl<'a> Executor<'a> {
         let count = self.waiting.len().min(room as usize);
         let mut admitted: Vec<u32> = self.waiting.drain(..count).collect();
         if groups > 1 {
-            admitted.sort_by_key(|request| Reverse(self.requests[*request as usize].prompt));
+            admitted.sort_by_key(|request| Reverse(self.client.requests[*request as usize].prompt));
         }
         let active: u32 = self.ranks.iter().map(|rank| rank.active).sum();
         let most = self.ranks.iter().map(|rank| rank.active).max().unwrap_or(0);
@@ -345,12 +261,22 @@ impl<'a> Executor<'a> {
                 .filter(|(_, rank)| groups == 1 || rank.active < share)
                 .min_by_key(|(index, rank)| (rank.active_tokens, rank.active, *index))
                 .map_or(0, |(index, _)| index);
-            let prompt = self.requests[request as usize].prompt;
-            self.requests[request as usize].rank = to as u32;
+            let prompt = self.client.requests[request as usize].prompt;
+            self.client.requests[request as usize].rank = to as u32;
             let rank = &mut self.ranks[to];
             rank.context.push_back(request);
             rank.active += 1;
             rank.active_tokens += u64::from(prompt);
+        }
+    }
+
+    /// KV blocks that a request takes when its context runs: those of its whole need, or, greedily,
+    /// of its context.
+    fn entry_blocks(&self, request: &Request) -> u64 {
+        if self.greedy {
+            blocks(request.context())
+        } else {
+            blocks(request.prompt + request.output)
         }
     }
 
@@ -363,12 +289,17 @@ impl<'a> Executor<'a> {
             .map(|rank| {
                 let mut tokens = rank.generating;
                 let mut batch = rank.generating;
+                let mut kv = rank.held_blocks + rank.opening(self.steps);
                 rank.context
                     .iter()
                     .take_while(|request| {
-                        tokens += self.requests[**request as usize].prompt;
+                        let request = &self.client.requests[**request as usize];
+                        tokens += request.context();
                         batch += 1;
-                        tokens <= serving.max_num_tokens && batch <= serving.max_batch_size
+                        kv += self.entry_blocks(request);
+                        tokens <= serving.max_num_tokens
+                            && batch <= serving.max_batch_size
+                            && kv <= self.blocks
                     })
                     .count()
             })
@@ -391,7 +322,7 @@ impl<'a> Executor<'a> {
                     .context
                     .iter()
                     .take(fits[0])
-                    .map(|request| self.requests[*request as usize].prompt)
+                    .map(|request| self.client.requests[*request as usize].context())
                     .sum::<u32>()
                     + rank.generating;
                 let enough = wait.max_tokens_ratio * f64::from(serving.max_num_tokens);
@@ -432,7 +363,12 @@ impl<'a> Executor<'a> {
             }
         }
         let running: usize = chosen.iter().sum();
-        let left = there - running as u32;
+        // Paused requests wait too, but no longer for their first schedule.
+        let paused = self.ranks.iter().zip(&chosen);
+        let paused: u32 = paused
+            .map(|(rank, count)| rank.paused.saturating_sub(*count as u32))
+            .sum();
+        let left = there - running as u32 - paused;
         ((chosen), ((left > 0).then_some(reason), left))
     }
 
@@ -447,6 +383,7 @@ impl<'a> Executor<'a> {
                 generation: rank.generating,
                 padded: rank.generating,
                 kv_sum: rank.kv_sum,
+                ..RankRecord::default()
             })
             .collect();
         let with_context = ranks.iter().any(|rank| !rank.context.is_empty());
@@ -483,7 +420,7 @@ impl<'a> Executor<'a> {
                 let prompts: u32 = rank
                     .context
                     .iter()
-                    .map(|request| self.requests[*request as usize].prompt)
+                    .map(|request| self.client.requests[*request as usize].context())
                     .sum();
                 prompts + rank.padded
             };
@@ -513,53 +450,15 @@ impl<'a> Executor<'a> {
                 prompts: rank
                     .context
                     .iter()
-                    .map(|request| self.requests[*request as usize].prompt)
+                    .map(|request| self.client.requests[*request as usize].context())
                     .collect(),
                 generation: rank.generation,
                 padded: rank.padded,
                 kv_sum: rank.kv_sum,
+                ..RankLoad::default()
             })
             .collect();
-        let lanes = self.host.len();
-        for lane in 0..lanes {
-            let (ms, terms) = self.composer.submission(execution, lane);
-            self.host[lane] = self.paths.reach(start.node, start.ms + ms, &terms, None);
-        }
-        let graph = matches!(execution, Execution::FullGraph { .. });
-        let paths = &mut self.paths;
-        let replay = graph
-            .then(|| {
-                self.composer
-                    .decode_replay(&loads[0], &mut |terms| paths.share(terms))
-            })
-            .flatten();
-        if let Some(replay) = replay {
-            let begin = (0..lanes)
-                .map(|lane| self.gpu[lane].latest(self.host[lane]))
-                .reduce(Stamp::latest)
-                .unwrap_or(start);
-            let end = self.paths.reach(
-                begin.node,
-                begin.ms + replay.ms,
-                &replay.terms,
-                Some(replay.shared),
-            );
-            self.gpu.fill(end);
-        } else {
-            let from = LaneStart {
-                host_ms: vec![start.ms; lanes],
-                gpu_ms: self.gpu.iter().map(|stamp| stamp.ms).collect(),
-            };
-            let times = self.composer.step(&loads, execution, &from);
-            let before = self.gpu.clone();
-            for lane in 0..lanes {
-                let path = &times.gpu_path[lane];
-                let parent = path.parent(start, &before);
-                self.gpu[lane] =
-                    self.paths
-                        .reach(parent.node, times.gpu_ms[lane], &path.terms, None);
-            }
-        }
+        self.lanes.dispatch(execution, &loads);
         self.book(start, execution, chosen)
     }
 
@@ -571,33 +470,51 @@ impl<'a> Executor<'a> {
         let mut finished = Vec::new();
         for (rank, count) in self.ranks.iter_mut().zip(chosen) {
             rank.kv_sum += u64::from(rank.generating);
+            rank.held_blocks += rank.opening(step);
             for request in rank.ends.remove(&step).unwrap_or_default() {
-                let done = &self.requests[request as usize];
+                let done = &self.client.requests[request as usize];
                 rank.generating -= 1;
                 rank.kv_sum -= u64::from(done.prompt) + u64::from(done.output);
+                if self.greedy {
+                    rank.started.retain(|other| *other != request);
+                    rank.phases[RankState::phase(done.context(), done.joined)] -= 1;
+                }
                 finished.push(request);
             }
             for request in rank.context.drain(..*count) {
-                let begun = &mut self.requests[request as usize];
-                begun.scheduled = start;
-                begun.iteration = self.log.len() as u32;
-                if begun.output > 1 {
+                let begun = &mut self.client.requests[request as usize];
+                begun.joined = step;
+                if begun.recompute == 0 {
+                    begun.scheduled = start;
+                    begun.iteration = self.log.len() as u32;
+                    first.push(request);
+                } else {
+                    rank.paused -= 1;
+                }
+                rank.held_blocks += if self.greedy {
+                    blocks(begun.context())
+                } else {
+                    blocks(begun.prompt + begun.output)
+                };
+                let left = begun.output - begun.recompute;
+                if left > 1 {
                     rank.generating += 1;
-                    rank.kv_sum += u64::from(begun.prompt) + 1;
-                    rank.ends
-                        .entry(step + u64::from(begun.output) - 1)
-                        .or_default()
-                        .push(request);
+                    rank.kv_sum += u64::from(begun.context()) + 1;
+                    let end = step + u64::from(left) - 1;
+                    rank.ends.entry(end).or_default().push(request);
+                    if self.greedy {
+                        rank.started.push(request);
+                        rank.phases[RankState::phase(begun.context(), step)] += 1;
+                    }
                 } else {
                     finished.push(request);
                 }
-                first.push(request);
             }
         }
         first.sort_unstable();
         finished.sort_unstable();
         Pending {
-            gpu: self.gpu.clone(),
+            gpu: self.lanes.gpu.clone(),
             execution,
             first,
             finished,
@@ -606,53 +523,32 @@ impl<'a> Executor<'a> {
 
     /// Waits for a step, updates its requests and sends their responses.
     fn finish(&mut self, step: Pending) {
-        for lane in 0..self.host.len() {
-            let synced = step.gpu[lane].latest(self.host[lane]);
-            let finish = self.composer.finish(step.execution, lane);
-            self.host[lane] = self.paths.after(
-                synced,
-                self.composer.pricer(),
-                &[(Part::HostFinish, finish)],
-            );
-        }
+        self.lanes.finish(&step.gpu, step.execution);
         // Rank 0 responds; with attention DP it gathers the others' responses first.
         let respond = if self.ranks.len() > 1 {
-            latest(&self.host)
+            self.lanes.all_hosts()
         } else {
-            self.host[0]
+            self.lanes.host[0]
         };
         if step.first.is_empty() && step.finished.is_empty() {
             return;
         }
-        let egress = self.composer.request_times().egress;
-        let at_client =
-            self.paths
-                .after(respond, self.composer.pricer(), &[(Part::Egress, egress)]);
+        let at_client = self.lanes.egress(respond);
         for request in step.first {
-            let request = &mut self.requests[request as usize];
-            request.first = at_client;
-            self.paths
-                .weigh_ttft(request.scheduled, at_client, None, self.ttft_weight);
+            self.client.first_token(&mut self.lanes, request, at_client);
         }
         for index in step.finished {
-            let request = &mut self.requests[index as usize];
-            request.last = at_client;
-            if request.output > 1 {
-                let weight = self.tpot_weight / f64::from(request.output - 1);
-                self.paths.weigh_tpot(request.first, at_client, weight);
-            }
+            let request = &self.client.requests[index as usize];
             let rank = &mut self.ranks[request.rank as usize];
             rank.active -= 1;
             rank.active_tokens -= u64::from(request.prompt);
-            self.post(at_client);
+            rank.held_blocks -= if self.greedy {
+                // The last token is never stored.
+                blocks(request.prompt + request.output - 1)
+            } else {
+                blocks(request.prompt + request.output)
+            };
+            self.client.last_token(&mut self.lanes, index, at_client);
         }
     }
-}
-
-fn latest(stamps: &[Stamp]) -> Stamp {
-    let mut late = stamps[0];
-    for stamp in &stamps[1..] {
-        late = late.latest(*stamp);
-    }
-    late
 }

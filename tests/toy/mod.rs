@@ -327,6 +327,7 @@ impl Toy {
             parallel: self.topology,
             precision: Precision {
                 gemm: GemmDtype::Bfloat16,
+                qkv_proj: None,
                 moe: None,
                 kv_cache: KvCacheDtype::Bfloat16,
                 attention: None,
