@@ -33,7 +33,7 @@ pub struct ModelConfig {
     /// The attention output is gated: the query projection is twice as wide.
     pub gated_attention: bool,
     /// Queries and keys are normed.
-    pub qk_norm: bool,
+    pub qk_norm: Option<QkNorm>,
     pub latent: Option<Latent>,
     /// Gated-deltanet layers, where the model has some.
     pub deltanet: Option<Deltanet>,
@@ -69,7 +69,7 @@ impl ModelConfig {
             && self.shared_ffn == 0
             && self.dense_layers == 0
             && !self.gated_attention
-            && !self.qk_norm
+            && self.qk_norm.is_none()
     }
 }
 
@@ -77,6 +77,15 @@ impl ModelConfig {
 pub struct Experts {
     pub count: u32,
     pub topk: u32,
+}
+
+/// What a norm of queries and keys runs over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself: ranks norm their own heads.
+    PerHead,
+    /// All heads of the layer together: tensor-parallel ranks must exchange first.
+    PerLayer,
 }
 
 #[derive(Deserialize)]
@@ -99,6 +108,7 @@ struct HfConfig {
     shared_expert_intermediate_size: Option<u32>,
     attn_output_gate: Option<bool>,
     use_qk_norm: Option<bool>,
+    qk_norm_type: Option<String>,
     model_type: Option<String>,
     q_lora_rank: Option<u32>,
     kv_lora_rank: Option<u32>,
@@ -222,6 +232,17 @@ impl ModelConfig {
             }
             _ => None,
         };
+        // Qwen3 norms queries and keys without a switch in its config.
+        let qwen3 = hf
+            .model_type
+            .as_deref()
+            .is_some_and(|name| name.starts_with("qwen3"));
+        let per_layer = hf.qk_norm_type.as_deref() == Some("per_layer");
+        let qk_norm = (qwen3 || hf.use_qk_norm.unwrap_or(false)).then_some(if per_layer {
+            QkNorm::PerLayer
+        } else {
+            QkNorm::PerHead
+        });
         let dense = hf.intermediate_size.unwrap_or(0);
         let expert = hf.moe_intermediate_size.unwrap_or(dense);
         let ffn = if experts.is_some() { expert } else { dense };
@@ -236,12 +257,7 @@ impl ModelConfig {
             dense_ffn: dense,
             shared_ffn: shared,
             gated_attention: hf.attn_output_gate.unwrap_or(false),
-            // Qwen3 norms queries and keys without a switch in its config.
-            qk_norm: hf.use_qk_norm.unwrap_or(false)
-                || hf
-                    .model_type
-                    .as_deref()
-                    .is_some_and(|name| name.starts_with("qwen3")),
+            qk_norm,
             latent,
             deltanet,
             layers: hf.num_hidden_layers,

@@ -4,7 +4,7 @@ mod config;
 mod plan;
 mod scenario;
 
-pub use config::{Deltanet, Latent, ModelConfig};
+pub use config::{Deltanet, Latent, ModelConfig, QkNorm};
 pub use plan::{Launch, Module, Op, OpIndex, Plan, RankLoad, Units};
 pub use scenario::{
     AttentionDpBalance, AttentionDtype, AttentionKernel, Backend, BackendName, BatchWait, Capacity,

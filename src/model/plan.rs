@@ -6,7 +6,7 @@
 
 use crate::perfdb::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey};
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, QkNorm};
 use super::scenario::{AttentionDtype, BackendName, Deployment, GemmDtype, MoeDtype};
 
 /// Position of an op in [`Plan::ops`].
@@ -381,14 +381,8 @@ impl Builder<'_> {
             (query_heads + 2 * kv_heads) * config.head_dim,
             config.hidden,
         )];
-        if config.qk_norm {
-            ops.push(self.moved(
-                "qk norm",
-                Module::Attention,
-                Units::Tokens,
-                2 * BF16_BYTES * (heads + kv_heads) * config.head_dim,
-                2,
-            ));
+        if let Some(norm) = config.qk_norm {
+            ops.extend(self.qk_norm(norm, heads, kv_heads));
         }
         let key = AttentionKey {
             heads,
@@ -437,6 +431,51 @@ impl Builder<'_> {
             Units::Tokens,
             config.hidden,
             heads * config.head_dim,
+        ));
+        ops
+    }
+
+    /// Norm of queries and keys, two kernels. One over all heads of the layer needs what the other
+    /// ranks hold: TensorRT-LLM gathers queries and keys and norms them whole on every rank
+    /// (`modeling_minimaxm2.py`), SGLang sums the two variances.
+    fn qk_norm(&mut self, norm: QkNorm, heads: u32, kv_heads: u32) -> Vec<OpIndex> {
+        let config = self.config;
+        let tp = self.deployment.parallel.tp;
+        let attention = Module::Attention;
+        let mut ops = Vec::new();
+        let mut normed = (heads + kv_heads) * config.head_dim;
+        if norm == QkNorm::PerLayer && tp > 1 {
+            match self.deployment.backend.name {
+                BackendName::Trtllm => {
+                    normed = (config.heads + config.kv_heads) * config.head_dim;
+                    for (name, heads) in [
+                        ("query all-gather", config.heads),
+                        ("key all-gather", config.kv_heads),
+                    ] {
+                        let key = OpKey::Nccl {
+                            collective: Collective::AllGather,
+                            dtype: "half",
+                            gpus: tp,
+                        };
+                        let elements = f64::from(heads * config.head_dim);
+                        ops.push(self.collective(name, attention, key, Units::Tokens, elements));
+                    }
+                }
+                BackendName::Sglang => ops.push(self.collective(
+                    "qk variance all-reduce",
+                    attention,
+                    OpKey::AllReduce { gpus: tp },
+                    Units::Tokens,
+                    2.0,
+                )),
+            }
+        }
+        ops.push(self.moved(
+            "qk norm",
+            attention,
+            Units::Tokens,
+            2 * BF16_BYTES * normed,
+            2,
         ));
         ops
     }

@@ -27,9 +27,6 @@ pub const VERSIONS: [(&str, &str); 3] = [
     ("nccl", "2.29.2"),
 ];
 
-/// Tables that the package has under another version than the rest of their backend's.
-const TABLE_VERSIONS: [(&str, &str, &str); 1] = [("trtllm", "moe_a2a_perf", "1.3.0rc11")];
-
 const LICENCE: &str = "Apache-2.0";
 const COPYRIGHT: &str =
     "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.";
@@ -53,22 +50,18 @@ pub struct ImportRequest {
     pub models: Vec<String>,
     /// Further rows, beyond those of the models.
     pub keep: Vec<Keep>,
-    /// Backend to version, and `<backend>/<table>` where one table has another:
-    /// [`default_versions`] unless others are wanted.
+    /// Backend to version: [`default_versions`] unless others are wanted.
     pub versions: BTreeMap<String, String>,
     /// The tables go to this directory, the model configs to `models` beside it.
     pub out: PathBuf,
 }
 
-/// [`VERSIONS`] and [`TABLE_VERSIONS`] as a request holds them.
+/// [`VERSIONS`] as a request holds them.
 pub fn default_versions() -> BTreeMap<String, String> {
-    let backends = VERSIONS
+    VERSIONS
         .iter()
-        .map(|(backend, version)| (backend.to_string(), version.to_string()));
-    let tables = TABLE_VERSIONS
-        .iter()
-        .map(|(backend, table, version)| (format!("{backend}/{table}"), version.to_string()));
-    backends.chain(tables).collect()
+        .map(|(backend, version)| (backend.to_string(), version.to_string()))
+        .collect()
 }
 
 /// What an import did.
@@ -264,8 +257,7 @@ fn import_system(
         let Some(stem) = file.strip_suffix(".parquet") else {
             continue;
         };
-        let of_table = request.versions.get(&format!("{backend}/{stem}"));
-        let wanted_version = of_table.or_else(|| request.versions.get(backend));
+        let wanted_version = request.versions.get(backend);
         if wanted_version.is_none_or(|v| v != version) {
             continue;
         }
@@ -417,7 +409,7 @@ fn notes(request: &ImportRequest) -> Vec<String> {
         "Rows are filtered; columns and values are unchanged and the files encoded again. \
          Yaml and json files are verbatim copies."
             .to_string(),
-        "Latencies are in milliseconds, but those of moe_a2a_perf in microseconds.".to_string(),
+        "Latencies are in milliseconds.".to_string(),
         "A table has the rows of the first model first, then those that the next one adds; within \
          a model, rows are in the order of their source."
             .to_string(),

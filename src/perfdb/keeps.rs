@@ -197,19 +197,7 @@ pub fn keeps_for_model(config: &Value) -> Result<Vec<Keep>, InputError> {
     let Rows {
         sites, mut keeps, ..
     } = wanted;
-    let depths: BTreeSet<Vec<i64>> = sites.iter().map(|site| vec![site[1]]).collect();
     for dtype in gemm_dtypes(quantised)? {
-        if *dtype == "fp8" {
-            // Activations are quantised with the checkpoint's own scale, so that the tables of
-            // computing one are not wanted.
-            let wants = vec![("quant_dtype", Wanted::Text(vec![dtype.to_string()]))];
-            keeps.push(Keep::near(
-                "scale_matrix_perf",
-                wants,
-                &["k"],
-                depths.clone(),
-            ));
-        }
         keeps.push(Keep::near(
             "gemm_perf",
             vec![("gemm_dtype", Wanted::Text(vec![dtype.to_string()]))],
@@ -357,13 +345,6 @@ impl Rows {
             ];
             self.keeps.push(Keep::exact("moe_perf", wants));
         }
-        let wants = vec![
-            ("hidden_size", Wanted::Int(vec![self.hidden])),
-            ("topk", Wanted::Int(vec![topk])),
-            ("num_experts", Wanted::Int(vec![experts])),
-            ("ep_size", Wanted::Int(TP_SIZES.to_vec())),
-        ];
-        self.keeps.push(Keep::exact("moe_a2a_perf", wants));
         Ok(())
     }
 }
@@ -602,7 +583,6 @@ mod tests {
         assert_eq!(gemm_sites(&config, "bfloat16").len(), 13);
         // The experts alone are quantised.
         assert_eq!(of(&config, "gemm_perf").len(), 1);
-        assert!(of(&config, "scale_matrix_perf").is_empty());
         let moe = of(&config, "moe_perf");
         assert_eq!(moe.len(), 4);
         assert!(moe[1].ends_with("moe_tp_size in 2 and moe_ep_size in 1|2|4"));
@@ -624,10 +604,6 @@ mod tests {
             let sites = [[14336, 8192], [8192, 7168], [2560, 8192], [8192, 2048]];
             assert_sites(&config, dtype, &sites);
         }
-        assert!(
-            of(&config, "scale_matrix_perf")[0]
-                .ends_with("k near 1024 2048 3584 4096 7168 8192 14336 28672")
-        );
         assert!(of(&config, "moe_perf").is_empty());
     }
 
@@ -660,10 +636,6 @@ mod tests {
         }
         assert_eq!(of(&config, "mla_bmm_perf")[0], "num_heads in 128");
         assert!(of(&config, "context_attention_perf").is_empty());
-        assert_eq!(
-            of(&config, "moe_a2a_perf"),
-            ["hidden_size in 7168 and topk in 8 and num_experts in 256 and ep_size in 1|2|4|8"]
-        );
         let mut direct = config;
         direct["q_lora_rank"] = Value::Null;
         assert_sites(&direct, "bfloat16", &[[576, 7168], [24576, 7168]]);
