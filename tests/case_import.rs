@@ -74,6 +74,7 @@ fn request(runtime: BackendName) -> ImportRequest {
         ep: None,
         dp: None,
         gemm: Some(GemmDtype::Fp8Block),
+        qkv_proj: None,
         moe: Some(MoeDtype::Fp8Block),
     }
 }

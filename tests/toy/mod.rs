@@ -348,6 +348,7 @@ impl Toy {
                 requests,
                 length_ratio: 1.0,
                 seed: 0,
+                chat_template: false,
             },
             serving: Serving {
                 max_batch_size: 64,
@@ -360,6 +361,7 @@ impl Toy {
                 attention_dp_balance: None,
                 capacity: Capacity::GuaranteedNoEvict,
                 memory_fraction: None,
+                block_reuse: false,
                 stream_interval: 1,
                 max_prefill_tokens: None,
                 chunked_prefill_size: None,
