@@ -70,11 +70,28 @@ fn scaled(
     }
 }
 
+/// The config of every model, by model id.
+fn configs() -> &'static BTreeMap<String, ModelConfig> {
+    static CONFIGS: OnceLock<BTreeMap<String, ModelConfig>> = OnceLock::new();
+    CONFIGS.get_or_init(|| {
+        let models = points().replayer().models();
+        let mut configs = BTreeMap::new();
+        for entry in fs::read_dir(models).expect("the models list") {
+            let path = entry.expect("the models list").path();
+            if path.extension().is_some_and(|ending| ending == "json") {
+                let id = path.file_stem().expect("a file has a name");
+                let id = id.to_string_lossy().into_owned();
+                let config = ModelConfig::load(models, &id).expect("the config loads");
+                configs.insert(id, config);
+            }
+        }
+        configs
+    })
+}
+
 fn audited(case: &Case, prediction: &Prediction) -> Result<AuditReport, Vec<AuditFault>> {
     let scenario = case.scenario();
-    let models = points().replayer().models();
-    let config = ModelConfig::load(models, &scenario.deployment.model).expect("the config loads");
-    audit(&scenario, &config, prediction)
+    audit(&scenario, configs(), prediction)
 }
 
 /// Runs `prove` on every serving case and policy, on all cores; lists what fails.
