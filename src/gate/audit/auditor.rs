@@ -13,6 +13,7 @@ use super::forward::{Task, forward};
 use super::lookup::{Field, Share, field};
 use super::moment::{Cost, Slot, Sum};
 use super::sources::{Known, Sources};
+use super::step::Order;
 
 /// Recomputes `prediction` and compares. `configs` holds the configs of the scenario's model and of
 /// every model that host rows were measured with, by model id.
@@ -59,7 +60,9 @@ pub(super) struct Auditor<'a> {
     /// Distinct tasks, and the forward as positions in them with launches.
     pub(super) tasks: Vec<Task>,
     pub(super) fields: Vec<Option<Field>>,
-    pub(super) order: Vec<(usize, u32)>,
+    pub(super) forward: Vec<(usize, u32)>,
+    /// The same for steps with prompts (1), generation (2) or both (3).
+    pub(super) orders: [Option<Rc<Order>>; 4],
     pub(super) priced: Vec<HashMap<u64, Rc<Cost>>>,
     pub(super) lookups: usize,
     pub(super) ties: usize,
@@ -71,6 +74,8 @@ pub(super) struct Auditor<'a> {
     // The replay's state.
     pub(super) requests: Vec<Progress>,
     pub(super) posted: usize,
+    /// Requests of more than one token.
+    pub(super) streaming: usize,
     pub(super) service: Sum,
     pub(super) queues: BTreeMap<Part, Sum>,
     pub(super) tpot: Sum,
@@ -130,7 +135,8 @@ impl<'a> Auditor<'a> {
             priced: vec![HashMap::new(); tasks.len()],
             tasks,
             fields,
-            order,
+            forward: order,
+            orders: [None, None, None, None],
             lookups: 0,
             ties: 0,
             hosts: [Vec::new(), Vec::new(), Vec::new()],
@@ -139,6 +145,12 @@ impl<'a> Auditor<'a> {
             egress: Cost::default(),
             requests: vec![Progress::default(); prediction.log.requests.len()],
             posted: 0,
+            streaming: prediction
+                .log
+                .requests
+                .iter()
+                .filter(|one| one.output > 1)
+                .count(),
             service: Sum::default(),
             queues: BTreeMap::new(),
             tpot: Sum::default(),

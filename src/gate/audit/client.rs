@@ -136,7 +136,6 @@ impl Auditor<'_> {
         };
         let received = sent.after(&self.egress);
         let log = &self.prediction.log;
-        let streaming = log.requests.iter().filter(|one| one.output > 1).count();
         let weight = 1.0 / log.requests.len() as f64;
         for &request in &done.first {
             let progress = &mut self.requests[request as usize];
@@ -150,7 +149,7 @@ impl Auditor<'_> {
             let progress = &mut self.requests[request as usize];
             progress.last = Some(received.clone());
             if let Some(first) = progress.first.as_ref().filter(|_| output > 1) {
-                let weight = 1.0 / streaming as f64 / f64::from(output - 1);
+                let weight = 1.0 / self.streaming as f64 / f64::from(output - 1);
                 self.tpot.add(weight, first, &received);
             }
             self.post(&received, on_way);

@@ -358,6 +358,20 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
     })
 }
 
+/// Rows whose word is one of `wanted`. Runs of one word are compared once.
+fn retain(rows: &mut Vec<usize>, words: &[Arc<str>], wanted: &[&str]) {
+    let mut last: Option<(&Arc<str>, bool)> = None;
+    rows.retain(|row| {
+        let word = &words[*row];
+        let answer = match last {
+            Some((seen, answer)) if Arc::ptr_eq(seen, word) => answer,
+            _ => wanted.contains(&&**word),
+        };
+        last = Some((word, answer));
+        answer
+    });
+}
+
 /// Collects the rows that answer `task` from whole tables, not from what the composer kept.
 pub(super) fn field(
     task: Task,
@@ -391,12 +405,10 @@ pub(super) fn field(
             kept.retain(|row| values[*row] == i64::from(*value));
         }
         for (name, value) in &asked.text {
-            let values = words(name)?;
-            kept.retain(|row| *values[*row] == **value);
+            retain(&mut kept, words(name)?, &[*value]);
         }
         if !kernels.is_empty() {
-            let values = words("kernel_source")?;
-            kept.retain(|row| kernels.contains(&&*values[*row]));
+            retain(&mut kept, words("kernel_source")?, kernels);
         }
         let mut axes: Vec<Vec<&[i64]>> = Vec::new();
         for axis in asked.axes {

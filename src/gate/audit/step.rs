@@ -68,26 +68,177 @@ enum Entry {
 struct Lane {
     ms: f64,
     entry: Entry,
-    /// Kernels since the entry: positions among the costs.
-    since: Vec<usize>,
+    /// Kernels since the entry: positions among the costs, and how often.
+    since: Vec<(usize, u32)>,
 }
 
-/// The path that all lanes share behind a collective.
-struct Joined {
-    entry: Entry,
+/// The forward as steps of one kind launch it.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Tasks in order, with the kernels submitted up to and with each.
+    tasks: Vec<(usize, u32)>,
+    /// All kernels.
+    kernels: u32,
+    /// Tasks up to and with the first collective.
+    head: Vec<usize>,
+    /// Tasks up to and with each further collective, and how often that stretch stands there.
+    stretches: Vec<(Vec<usize>, u32)>,
+    /// Tasks behind the last collective, and how often each stands there.
+    tail: Vec<(usize, u32)>,
+}
+
+impl Order {
+    /// `joins`: whether a task joins the lanes there are.
+    fn new(tasks: impl IntoIterator<Item = (usize, u32)>, joins: impl Fn(usize) -> bool) -> Self {
+        let mut order = Self {
+            tasks: Vec::new(),
+            kernels: 0,
+            head: Vec::new(),
+            stretches: Vec::new(),
+            tail: Vec::new(),
+        };
+        let mut stretch = Vec::new();
+        for (task, kernels) in tasks {
+            order.kernels += kernels;
+            order.tasks.push((task, order.kernels));
+            stretch.push(task);
+            if !joins(task) {
+                continue;
+            }
+            let done = std::mem::take(&mut stretch);
+            if order.head.is_empty() {
+                order.head = done;
+                continue;
+            }
+            match order.stretches.iter_mut().find(|(known, _)| *known == done) {
+                Some((_, times)) => *times += 1,
+                None => order.stretches.push((done, 1)),
+            }
+        }
+        for task in stretch {
+            match order.tail.iter_mut().find(|(known, _)| *known == task) {
+                Some((_, times)) => *times += 1,
+                None => order.tail.push((task, 1)),
+            }
+        }
+        order
+    }
+}
+
+/// The lanes of a step under way.
+struct Walk<'a> {
+    costs: &'a [Rc<Cost>],
+    kinds: usize,
+    /// Each lane has a load of its own; else all have the same.
+    apart: bool,
+    streams: &'a [Moment],
+    lanes: Vec<Lane>,
+    /// The path that all lanes share behind a collective.
+    joined: Entry,
     counts: Vec<u32>,
+    near: f64,
+    ties: usize,
 }
 
-impl Joined {
-    /// The lane whose path goes on for all.
-    fn join(&mut self, late: &Lane) {
-        if late.entry != Entry::Joined {
-            self.entry = late.entry;
+impl Walk<'_> {
+    fn at(&self, lane: usize, task: usize) -> usize {
+        if self.apart {
+            lane * self.kinds + task
+        } else {
+            task
+        }
+    }
+
+    /// The host of a lane has submitted a share of the forward: nothing behind starts earlier.
+    fn submitted(&mut self, lane: usize, ready: f64, share: f64) {
+        let state = &mut self.lanes[lane];
+        if (ready - state.ms).abs() <= self.near {
+            self.ties += 1;
+        }
+        if ready > state.ms {
+            state.ms = ready;
+            state.entry = Entry::Host(lane, share);
+            state.since.clear();
+        }
+    }
+
+    fn run(&mut self, task: usize, times: u32) {
+        for lane in 0..self.lanes.len() {
+            let at = self.at(lane, task);
+            let state = &mut self.lanes[lane];
+            state.ms += f64::from(times) * self.costs[at].ms;
+            state.since.push((at, times));
+        }
+    }
+
+    fn same_way(&self, a: &Lane, b: &Lane) -> bool {
+        let entries = match (a.entry, b.entry) {
+            (Entry::Stream(a), Entry::Stream(b)) => self.streams[a].same_way(&self.streams[b]),
+            (a, b) => a == b,
+        };
+        entries && a.since == b.since
+    }
+
+    /// The lane that comes last; the lowest of equals.
+    fn late(&mut self) -> usize {
+        let mut late = 0;
+        let mut ties = 0;
+        for lane in 1..self.lanes.len() {
+            let (a, b) = (&self.lanes[late], &self.lanes[lane]);
+            if (b.ms - a.ms).abs() <= self.near && !self.same_way(a, b) {
+                ties += 1;
+            }
+            if b.ms > a.ms {
+                late = lane;
+            }
+        }
+        self.ties += ties;
+        late
+    }
+
+    /// A collective starts for all when the last lane is there.
+    fn join(&mut self, task: usize) {
+        let late = self.late();
+        let at = self.at(late, task);
+        let state = &self.lanes[late];
+        if state.entry != Entry::Joined {
+            self.joined = state.entry;
             self.counts.fill(0);
         }
-        for at in &late.since {
-            self.counts[*at] += 1;
+        for (at, times) in &state.since {
+            self.counts[*at] += times;
         }
+        self.counts[at] += 1;
+        let ms = state.ms + self.costs[at].ms;
+        self.level(ms);
+    }
+
+    fn level(&mut self, ms: f64) {
+        for state in &mut self.lanes {
+            state.ms = ms;
+            state.entry = Entry::Joined;
+            state.since.clear();
+        }
+    }
+
+    /// From one collective to behind the next, `times` over: lanes begin together, and no host
+    /// holds them, so each time is like the first.
+    fn stretch(&mut self, tasks: &[usize], times: u32) {
+        let Some((collective, before)) = tasks.split_last() else {
+            return;
+        };
+        let from = self.lanes[0].ms;
+        for task in before {
+            self.run(*task, 1);
+        }
+        let late = self.late();
+        let at = self.at(late, *collective);
+        for (at, once) in &self.lanes[late].since {
+            self.counts[*at] += once * times;
+        }
+        self.counts[at] += times;
+        let once = self.lanes[late].ms - from + self.costs[at].ms;
+        self.level(from + f64::from(times) * once);
     }
 }
 
@@ -229,81 +380,70 @@ impl Auditor<'_> {
                 });
             }
         }
-        // Lanes of one rank group do the same work.
-        let group = |lane: usize| if loads.len() > 1 { lane } else { 0 };
-        let in_order: Vec<(usize, u32)> = self
-            .order
-            .iter()
-            .filter(|(task, _)| self.tasks[*task].runs(prompts, generation))
-            .copied()
-            .collect();
-        let all: u32 = in_order.iter().map(|(_, kernels)| kernels).sum();
+        let order = self.order(prompts, generation);
         let hosts = &self.hosts[mode];
         let zero = starts[0].ms;
-        let mut states: Vec<Lane> = (0..lanes)
-            .map(|lane| Lane {
-                ms: streams[lane].ms - zero,
-                entry: Entry::Stream(lane),
-                since: Vec::new(),
-            })
-            .collect();
+        let mut walk = Walk {
+            costs: &costs,
+            kinds,
+            apart: loads.len() > 1,
+            streams,
+            lanes: (0..lanes)
+                .map(|lane| Lane {
+                    ms: streams[lane].ms - zero,
+                    entry: Entry::Stream(lane),
+                    since: Vec::new(),
+                })
+                .collect(),
+            joined: Entry::Joined,
+            counts: vec![0; costs.len()],
+            near: TIE_REL * zero.abs(),
+            ties: 0,
+        };
         let begun: Vec<f64> = (0..lanes)
             .map(|lane| (starts[lane].ms - zero) + hosts[lane].before.ms)
             .collect();
-        let mut joined = Joined {
-            entry: Entry::Joined,
-            counts: vec![0; costs.len()],
-        };
-        let mut submitted = 0;
-        let mut ties = 0;
-        let near = TIE_REL * zero.abs();
-        for (task, kernels) in in_order {
-            submitted += kernels;
-            let share = f64::from(submitted) / f64::from(all);
-            for (lane, state) in states.iter_mut().enumerate() {
-                let ready = begun[lane] + hosts[lane].dispatch.ms * share;
-                if (ready - state.ms).abs() <= near {
-                    ties += 1;
-                }
-                if ready > state.ms {
-                    state.ms = ready;
-                    state.entry = Entry::Host(lane, share);
-                    state.since.clear();
-                }
+        if hosts.iter().all(|host| host.dispatch.of.is_empty()) {
+            // Everything is submitted at once: behind its first kernel no lane waits for its host.
+            for (lane, ready) in begun.iter().enumerate() {
+                walk.submitted(lane, *ready, 1.0);
             }
-            if self.tasks[task].joins_ranks() && lanes > 1 {
-                let mut late = 0;
-                for lane in 1..lanes {
-                    let (a, b) = (&states[late], &states[lane]);
-                    if (b.ms - a.ms).abs() <= near
-                        && (a.entry, &a.since) != (b.entry, &b.since)
-                    {
-                        ties += 1;
-                    }
-                    if b.ms > a.ms {
-                        late = lane;
-                    }
+            if let Some((collective, before)) = order.head.split_last() {
+                for task in before {
+                    walk.run(*task, 1);
                 }
-                let at = group(late) * kinds + task;
-                states[late].since.push(at);
-                joined.join(&states[late]);
-                let ms = states[late].ms + costs[at].ms;
-                for state in &mut states {
-                    state.ms = ms;
-                    state.entry = Entry::Joined;
-                    state.since.clear();
+                walk.join(*collective);
+            }
+            for (tasks, times) in &order.stretches {
+                walk.stretch(tasks, *times);
+            }
+            for (task, times) in &order.tail {
+                walk.run(*task, *times);
+            }
+        } else {
+            for (task, submitted) in &order.tasks {
+                let share = f64::from(*submitted) / f64::from(order.kernels);
+                for (lane, ready) in begun.iter().enumerate() {
+                    let ready = ready + hosts[lane].dispatch.ms * share;
+                    walk.submitted(lane, ready, share);
                 }
-            } else {
-                for (lane, state) in states.iter_mut().enumerate() {
-                    let at = group(lane) * kinds + task;
-                    state.ms += costs[at].ms;
-                    state.since.push(at);
+                if lanes > 1 && self.tasks[*task].joins_ranks() {
+                    walk.join(*task);
+                } else {
+                    walk.run(*task, 1);
                 }
             }
         }
+        let Walk {
+            lanes: states,
+            joined,
+            counts,
+            ties,
+            ..
+        } = walk;
         self.ties += ties;
         let hosts = &self.hosts[mode];
-        let way = |entry: Entry, counts: &[u32]| {
+        let way = |entry: Entry, counts: &[(usize, u32)]| {
             let mut of: Vec<(Slot, f64)> = Vec::new();
             let from = match entry {
                 Entry::Host(lane, share) => {
@@ -315,26 +455,23 @@ impl Auditor<'_> {
                 Entry::Stream(lane) => &streams[lane],
                 Entry::Joined => &streams[0],
             };
-            for (cost, count) in costs.iter().zip(counts) {
-                if *count > 0 {
-                    let times = f64::from(*count);
-                    of.extend(cost.of.iter().map(|(slot, one)| (*slot, times * one)));
-                }
+            for (at, count) in counts {
+                let times = f64::from(*count);
+                let one = costs[*at].of.iter();
+                of.extend(one.map(|(slot, one)| (*slot, times * one)));
             }
             (from, of)
         };
-        let shared = (joined.entry != Entry::Joined).then(|| {
-            let (from, of) = way(joined.entry, &joined.counts);
+        let shared = (joined != Entry::Joined).then(|| {
+            let counts = counts.into_iter().enumerate();
+            let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+            let (from, of) = way(joined, &counts);
             from.reach(from.ms, of)
         });
         states
             .iter()
             .map(|state| {
-                let mut counts = vec![0; costs.len()];
-                for at in &state.since {
-                    counts[*at] += 1;
-                }
-                let (from, of) = way(state.entry, &counts);
+                let (from, of) = way(state.entry, &state.since);
                 let from = match (state.entry, &shared) {
                     (Entry::Joined, Some(shared)) => shared,
                     _ => from,
@@ -342,6 +479,21 @@ impl Auditor<'_> {
                 from.reach(zero + state.ms, of)
             })
             .collect()
+    }
+
+    /// The forward of steps with prompts or generation or both.
+    fn order(&mut self, prompts: bool, generation: bool) -> Rc<Order> {
+        let kind = usize::from(prompts) + 2 * usize::from(generation);
+        if let Some(known) = &self.orders[kind] {
+            return Rc::clone(known);
+        }
+        let tasks = &self.tasks;
+        let runs = |(task, _): &(usize, u32)| tasks[*task].runs(prompts, generation);
+        let several = self.hosts[0].len() > 1;
+        let joins = |task: usize| several && tasks[task].joins_ranks();
+        let order = Rc::new(Order::new(self.forward.iter().copied().filter(runs), joins));
+        self.orders[kind] = Some(Rc::clone(&order));
+        order
     }
 
     /// The later of two moments; of equals the first.
