@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -565,18 +566,14 @@ fn assert_audit_sees(what: &str, case: &Case, faulty: Prediction) {
 /// The value of a row in an integer column of its table.
 fn column(origin: &Origin, name: &str) -> Option<i64> {
     match origin {
-        Origin::Op { table, index, .. } => {
-            Some(*table.int(name).ok()?.get(*index as usize)?)
-        }
+        Origin::Op { table, index, .. } => Some(*table.int(name).ok()?.get(*index as usize)?),
         _ => None,
     }
 }
 
 fn word<'a>(origin: &'a Origin, name: &str) -> Option<&'a str> {
     match origin {
-        Origin::Op { table, index, .. } => {
-            Some(table.text(name).ok()?.get(*index as usize)?)
-        }
+        Origin::Op { table, index, .. } => Some(table.text(name).ok()?.get(*index as usize)?),
         _ => None,
     }
 }
@@ -585,8 +582,11 @@ fn of_table(origin: &Origin, name: &str) -> bool {
     matches!(origin, Origin::Op { table, .. } if table.label.ends_with(name))
 }
 
-fn of_gemm(origin: &Origin, n: i64, k: i64) -> bool {
-    of_table(origin, "/gemm_perf") && (column(origin, "n"), column(origin, "k")) == (Some(n), Some(k))
+fn of_gemm(origin: &Origin, n: RangeInclusive<i64>, k: RangeInclusive<i64>) -> bool {
+    let within = |name, range: RangeInclusive<i64>| {
+        column(origin, name).is_some_and(|value| range.contains(&value))
+    };
+    of_table(origin, "/gemm_perf") && within("n", n) && within("k", k)
 }
 
 /// A kind of op, a case that launches it, and the rows that price it.
@@ -608,13 +608,15 @@ const KINDS: [Kind; 12] = [
         of_table(row, "/mla_bmm_perf")
     }),
     ("latent down projection", DEEPSEEK, |row| {
-        of_gemm(row, 1536 + 512 + 64, 7168)
+        // Two lines of the table stand around 1536 + 512 + 64.
+        of_gemm(row, 2048..=2560, 7168..=7168)
     }),
     ("dense first layers", DEEPSEEK, |row| {
-        of_gemm(row, 7168, 18432 / 8)
+        // And around 18432 / 8.
+        of_gemm(row, 7168..=7168, 2048..=2560)
     }),
     ("shared expert of DeepSeek", DEEPSEEK, |row| {
-        of_gemm(row, 2 * 2048 / 8, 7168)
+        of_gemm(row, 512..=512, 7168..=7168)
     }),
     ("gathers of queries, keys and others", MINIMAX, |row| {
         word(row, "op_name") == Some("all_gather")
@@ -629,7 +631,7 @@ const KINDS: [Kind; 12] = [
         word(row, "kernel_source").is_some_and(|name| name.starts_with("fused_recurrent"))
     }),
     ("shared expert of Qwen", QWEN, |row| {
-        of_gemm(row, 4096, 1024 / 8)
+        of_gemm(row, 4096..=4096, 128..=128)
     }),
     ("sums over ranks", QWEN_SGLANG, |row| {
         of_table(row, "/custom_allreduce_perf")
@@ -648,7 +650,10 @@ fn a_factor_in_any_kind_of_op_is_caught_by_the_audit() {
                 (&faulty.tpot_receipt, &honest.tpot_receipt),
             ];
             let moved_ms = moved_ms.map(|(after, before)| after.total_ms() - before.total_ms());
-            assert!(moved_ms.iter().any(|ms| *ms > 1e-6), "{what}: {moved_ms:?} ms");
+            assert!(
+                moved_ms.iter().any(|ms| *ms > 1e-6),
+                "{what}: {moved_ms:?} ms"
+            );
             assert_audit_sees(what, &case, faulty);
         }
     }
@@ -720,14 +725,22 @@ fn an_op_missing_from_the_forward_is_caught_by_the_audit() {
     type Change = fn(&mut ModelConfig);
     let changes: [(&str, &str, Change); 8] = [
         ("no shared expert", DEEPSEEK, |config| config.shared_ffn = 0),
-        ("no dense layers", DEEPSEEK, |config| config.dense_layers = 0),
-        ("one dense layer less", DEEPSEEK, |config| config.dense_layers -= 1),
-        ("no norm of queries and keys", MINIMAX, |config| config.qk_norm = None),
+        ("no dense layers", DEEPSEEK, |config| {
+            config.dense_layers = 0
+        }),
+        ("one dense layer less", DEEPSEEK, |config| {
+            config.dense_layers -= 1
+        }),
+        ("no norm of queries and keys", MINIMAX, |config| {
+            config.qk_norm = None
+        }),
         ("norms per head", MINIMAX, |config| {
             config.qk_norm = Some(QkNorm::PerHead);
         }),
         ("no gate", QWEN, |config| config.gated_attention = false),
-        ("no shared expert", QWEN_SGLANG, |config| config.shared_ffn = 0),
+        ("no shared expert", QWEN_SGLANG, |config| {
+            config.shared_ffn = 0
+        }),
         ("one linear layer less", QWEN_SGLANG, |config| {
             if let Some(net) = &mut config.deltanet {
                 net.layers[0] = false;
@@ -790,7 +803,13 @@ fn a_piece_without_what_lies_before_it_is_caught_by_the_audit() {
         for term in composer.pricer().terms(lookup) {
             let coefficient = sign * weight * term.coefficient();
             let row_ms = honest.rows.ms(term.row);
-            add_to(&mut faulty.ttft_receipt, Part::Kernel, term.row, coefficient, row_ms);
+            add_to(
+                &mut faulty.ttft_receipt,
+                Part::Kernel,
+                term.row,
+                coefficient,
+                row_ms,
+            );
         }
     }
     let moved_ms = honest.ttft_receipt.total_ms() - faulty.ttft_receipt.total_ms();

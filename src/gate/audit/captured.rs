@@ -58,11 +58,27 @@ mod tests {
             batch_sizes: None,
         };
         for (batch, size) in [(1, 1), (3, 4), (5, 8), (121, 128), (129, 256), (257, 300)] {
-            assert_eq!(graph_size(BackendName::Trtllm, &graph, batch), Some(size), "{batch}");
+            assert_eq!(
+                graph_size(BackendName::Trtllm, &graph, batch),
+                Some(size),
+                "{batch}"
+            );
         }
         assert_eq!(graph_size(BackendName::Trtllm, &graph, 301), None);
-        for (batch, size) in [(3, 4), (5, 8), (9, 12), (13, 16), (17, 24), (257, 272), (299, 300)] {
-            assert_eq!(graph_size(BackendName::Sglang, &graph, batch), Some(size), "{batch}");
+        for (batch, size) in [
+            (3, 4),
+            (5, 8),
+            (9, 12),
+            (13, 16),
+            (17, 24),
+            (257, 272),
+            (299, 300),
+        ] {
+            assert_eq!(
+                graph_size(BackendName::Sglang, &graph, batch),
+                Some(size),
+                "{batch}"
+            );
         }
     }
 }

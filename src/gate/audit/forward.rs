@@ -130,7 +130,10 @@ pub(super) fn forward(config: &ModelConfig, deployment: &Deployment, on: Topolog
     };
     let mut tasks = model.entry();
     for (layer, &window) in config.windows.iter().enumerate() {
-        let linear = config.deltanet.as_ref().is_some_and(|net| net.layers[layer]);
+        let linear = config
+            .deltanet
+            .as_ref()
+            .is_some_and(|net| net.layers[layer]);
         tasks.extend(match config.latent {
             _ if linear => model.linear_attention(),
             Some(_) => model.latent_attention(),

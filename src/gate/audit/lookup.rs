@@ -240,7 +240,9 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
             let (table, compute) = match phase {
                 Phase::Prompts => (
                     "context_attention_perf",
-                    precision.attention.map_or("bfloat16", |dtype| dtype.as_str()),
+                    precision
+                        .attention
+                        .map_or("bfloat16", |dtype| dtype.as_str()),
                 ),
                 Phase::Generation => ("generation_attention_perf", "bfloat16"),
             };
@@ -286,7 +288,11 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
                 "fp8_block" => "fp8",
                 _ => "bfloat16",
             };
-            let side = if before { "mla_gen_pre" } else { "mla_gen_post" };
+            let side = if before {
+                "mla_gen_pre"
+            } else {
+                "mla_gen_post"
+            };
             (
                 own_first(BackendName::Trtllm, "mla_bmm", "mla_bmm_perf"),
                 vec![("num_heads", heads)],
@@ -325,9 +331,8 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
             )
         }
         Task::Reduce { .. } => {
-            let of = |framework, kernels: Kernels| {
-                ("comm", framework, "custom_allreduce_perf", kernels)
-            };
+            let of =
+                |framework, kernels: Kernels| ("comm", framework, "custom_allreduce_perf", kernels);
             let custom: Table = of(TRTLLM, &["TRTLLM"]);
             let tables = match runtime {
                 BackendName::Trtllm => vec![custom],
