@@ -384,6 +384,7 @@ impl OpKey {
                         "sglang_deepgemm_gemm_nt_f8f8bf16",
                     ],
                 ),
+                trtllm("gemm", "gemm_perf", &["torch_flow", "deepgemm"]),
                 other(sglang(
                     "gemm",
                     "gemm_perf",
