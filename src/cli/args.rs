@@ -204,6 +204,15 @@ pub struct CaseImport {
     /// Precision of the experts, as a case names it
     #[arg(long, value_parser = named::<MoeDtype>)]
     pub moe: Option<MoeDtype>,
+    /// trtllm-serve's option: requests per rank in one iteration
+    #[arg(long)]
+    pub max_batch_size: Option<u32>,
+    /// trtllm-serve's option: tokens per rank in one iteration
+    #[arg(long)]
+    pub max_num_tokens: Option<u32>,
+    /// trtllm-serve's option: longest prompt and output together
+    #[arg(long)]
+    pub max_seq_len: Option<u32>,
     /// Write the case there instead of to standard output
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -236,6 +245,9 @@ impl CaseImport {
             dp: self.dp,
             gemm: self.gemm,
             qkv_proj: self.qkv_proj,
+            max_batch_size: self.max_batch_size,
+            max_num_tokens: self.max_num_tokens,
+            max_seq_len: self.max_seq_len,
             moe: self.moe,
         }
     }
