@@ -239,14 +239,14 @@ fn options_of_the_command_line_stand_behind_the_file() {
     let mut flags = request(BackendName::Trtllm);
     flags.max_num_tokens = Some(4096);
     flags.max_batch_size = Some(32);
-    let imported = import("max_batch_size: 64\n", &flags).expect("a case");
+    let imported = import("max_batch_size: 64\ncuda_graph_config: null\n", &flags).expect("a case");
     assert!(imported.text.contains("  max_batch_size: 64\n"));
     assert!(imported.text.contains("  max_num_tokens: 4096\n"));
     assert_eq!(
         notes(&imported, NoteKind::NoEffect),
         ["--max-batch-size 32: the file sets it too, and goes first"]
     );
-    let imported = trtllm("max_batch_size: 64\n").expect("a case");
+    let imported = trtllm("max_batch_size: 64\ncuda_graph_config: null\n").expect("a case");
     assert!(imported.text.contains("  max_num_tokens: 8192\n"));
     let said = "max_num_tokens: the case has trtllm-serve's default, 8192";
     assert!(notes(&imported, NoteKind::Default).contains(&said.to_owned()));
