@@ -75,6 +75,9 @@ fn request(runtime: BackendName) -> ImportRequest {
         dp: None,
         gemm: Some(GemmDtype::Fp8Block),
         qkv_proj: None,
+        max_batch_size: None,
+        max_num_tokens: None,
+        max_seq_len: None,
         moe: Some(MoeDtype::Fp8Block),
     }
 }
@@ -232,6 +235,24 @@ fn attention_dp_spreads_the_gpus_and_has_its_own_wait() {
 }
 
 #[test]
+fn options_of_the_command_line_stand_behind_the_file() {
+    let mut flags = request(BackendName::Trtllm);
+    flags.max_num_tokens = Some(4096);
+    flags.max_batch_size = Some(32);
+    let imported = import("max_batch_size: 64\ncuda_graph_config: null\n", &flags).expect("a case");
+    assert!(imported.text.contains("  max_batch_size: 64\n"));
+    assert!(imported.text.contains("  max_num_tokens: 4096\n"));
+    assert_eq!(
+        notes(&imported, NoteKind::NoEffect),
+        ["--max-batch-size 32: the file sets it too, and goes first"]
+    );
+    let imported = trtllm("max_batch_size: 64\ncuda_graph_config: null\n").expect("a case");
+    assert!(imported.text.contains("  max_num_tokens: 8192\n"));
+    let said = "max_num_tokens: the case has trtllm-serve's default, 8192";
+    assert!(notes(&imported, NoteKind::Default).contains(&said.to_owned()));
+}
+
+#[test]
 fn what_is_not_set_is_said() {
     let mut bare = request(BackendName::Trtllm);
     (bare.gemm, bare.moe) = (None, None);
@@ -321,7 +342,6 @@ fn assert_fault(found: Result<Imported, InputError>, place: Option<(u64, u64)>, 
 #[case::sequence("max_seq_len: 8192", "max_seq_len: 100", Some((17, 14)), "cannot hold the longest request")]
 #[case::gpus("tensor_parallel_size: 8", "tensor_parallel_size: 16", Some((18, 23)), "16 is out of range")]
 #[case::experts("moe_expert_parallel_size: 1", "moe_expert_parallel_size: 3", Some((19, 27)), "does not divide 8 GPUs")]
-#[case::no_tokens("max_num_tokens: 8192\n", "", None, "missing key `max_num_tokens`")]
 #[case::sizes("    max_batch_size: 64\n", "", Some((3, 5)), "the captured batch sizes are not given")]
 #[case::counts("    capture_num_tokens: [1, 2, 4, 8192, 256]\n", "", Some((28, 34)), "the captured token counts are not given")]
 #[case::twice("stream_interval: 10", "stream_interval: 10\nstream_interval: 20", Some((12, 1)), "duplicate key")]

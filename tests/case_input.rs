@@ -457,7 +457,8 @@ serving: {}
             "backend": { "name": "sglang", "version": "0.5.12" },
             "parallel": { "tp": 1, "dp": 4, "moe_tp": 2, "moe_ep": 2 },
             "precision": {
-                "gemm": "bfloat16", "moe": null, "kv_cache": "bfloat16", "attention": null
+                "gemm": "bfloat16", "qkv_proj": null, "moe": null, "kv_cache": "bfloat16",
+                "attention": null
             },
             "kernels": {
                 "moe": null, "gemm": null, "attention": null, "allreduce_fusion": null

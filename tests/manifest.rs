@@ -81,7 +81,10 @@ fn as_row(case: &Case) -> BTreeMap<&'static str, String> {
     let trtllm = deployment.backend.name == BackendName::Trtllm;
     let precision = deployment.precision;
     let weights = match (precision.gemm, precision.moe) {
-        (GemmDtype::Bfloat16, Some(MoeDtype::W4a8Mxfp4Mxfp8 | MoeDtype::W4a16Mxfp4))
+        (
+            GemmDtype::Bfloat16,
+            Some(MoeDtype::W4a8Mxfp4Mxfp8 | MoeDtype::W4a16Mxfp4 | MoeDtype::Nvfp4),
+        )
         | (GemmDtype::Nvfp4, Some(MoeDtype::Nvfp4)) => "fp4",
         (GemmDtype::Fp8Block, Some(MoeDtype::Fp8Block)) => "fp8",
         (GemmDtype::Bfloat16, Some(MoeDtype::Bfloat16)) => "bf16",

@@ -15,6 +15,9 @@ use super::schema::At;
 use crate::model::{BackendName, GemmDtype, MoeDtype};
 use crate::timing::InputError;
 
+/// trtllm-serve's documented default of `max_num_tokens`.
+const MAX_NUM_TOKENS: u32 = 8192;
+
 /// Longest setting that is quoted in a note, in characters.
 const SHOWN_MAX: usize = 160;
 
@@ -42,6 +45,10 @@ pub struct ImportRequest {
     /// property of the checkpoint.
     pub gemm: Option<GemmDtype>,
     pub qkv_proj: Option<GemmDtype>,
+    /// Options of trtllm-serve's own command line; what the file sets goes before them.
+    pub max_batch_size: Option<u32>,
+    pub max_num_tokens: Option<u32>,
+    pub max_seq_len: Option<u32>,
     pub moe: Option<MoeDtype>,
 }
 
@@ -1164,6 +1171,42 @@ impl Draft<'_> {
             ),
         ] {
             argument(&mut self, field, text, from);
+        }
+        for (field, value, from) in [
+            (
+                "serving.max_batch_size",
+                request.max_batch_size,
+                "--max-batch-size",
+            ),
+            (
+                "serving.max_num_tokens",
+                request.max_num_tokens,
+                "--max-num-tokens",
+            ),
+            ("serving.max_seq_len", request.max_seq_len, "--max-seq-len"),
+        ] {
+            match value {
+                Some(value) if self.given.contains_key(field) => {
+                    let text = format!("{from} {value}: the file sets it too, and goes first");
+                    self.note(NoteKind::NoEffect, None, &text);
+                }
+                Some(value) => argument(&mut self, field, value.to_string(), from),
+                None => {}
+            }
+        }
+        if request.runtime == BackendName::Trtllm
+            && !self.given.contains_key("serving.max_num_tokens")
+        {
+            let text = MAX_NUM_TOKENS.to_string();
+            self.unset(&format!(
+                "max_num_tokens: the case has trtllm-serve's default, {text}"
+            ));
+            let given = Given {
+                text,
+                origin: Origin::Runtime,
+                shown: String::new(),
+            };
+            self.given.insert("serving.max_num_tokens", given);
         }
         if let Some(gemm) = request.gemm {
             argument(&mut self, "precision.gemm", gemm.to_string(), "--gemm");

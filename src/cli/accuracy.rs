@@ -7,9 +7,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::compose::{Part, Receipt};
 use crate::gate::{Points, Predicted, error_pct};
-use crate::replay::Outcome;
-use crate::timing::{InputError, read_text};
+use crate::replay::{Outcome, Prediction};
+use crate::timing::{HostClass, InputError, read_text};
 
 use super::run::Stop;
 use super::select::{predict_all, select};
@@ -33,6 +34,12 @@ struct PeerGroup {
     tpot_mape_pct: f64,
 }
 
+impl PeerGroup {
+    fn name(&self) -> String {
+        format!("{} {} {}", self.model, self.system, self.backend)
+    }
+}
+
 /// Signed errors of one point, in percent; `None` where it was refused.
 struct PointError {
     case: String,
@@ -42,6 +49,47 @@ struct PointError {
     strict: Option<(f64, f64, &'static str)>,
     estimate: Option<(f64, f64, &'static str)>,
     peer_first: Option<(f64, f64)>,
+    /// What most likely explains the errors of the estimate: (TTFT, TPOT).
+    suspects: Option<(String, String)>,
+}
+
+/// Points that the list of the worst holds.
+const WORST: usize = 10;
+
+/// What most likely explains an error. Too short: the boundaries that no row covers, else the host
+/// time that was carried over, else what the largest part rests on. Too long: what the largest part
+/// rests on.
+fn suspect(prediction: &Prediction, receipt: &Receipt, error_pct: f64) -> String {
+    let coverage = &prediction.coverage;
+    let total = receipt.total_ms();
+    let largest = Part::ALL
+        .into_iter()
+        .max_by(|a, b| receipt.part_ms(*a).total_cmp(&receipt.part_ms(*b)))
+        .unwrap_or(Part::Kernel);
+    let mut suspects = vec![format!(
+        "{} is {:.0} % of it",
+        largest.name(),
+        receipt.part_ms(largest) / total * 100.0
+    )];
+    if error_pct < 0.0 {
+        if !coverage.missing.is_empty() {
+            let missing: Vec<&str> = coverage.missing.iter().map(String::as_str).collect();
+            suspects.push(format!("no row for {}", missing.join(", ")));
+        }
+        if coverage.host == HostClass::Derived {
+            suspects.push("host time of another deployment".to_owned());
+        }
+    }
+    let other: Vec<&str> = coverage
+        .gpu
+        .iter()
+        .filter(|(_, flags)| flags.iter().any(|flag| flag.starts_with("ANOTHER KERNEL")))
+        .map(|(op, _)| op.as_str())
+        .collect();
+    if !other.is_empty() {
+        suspects.push(format!("another kernel stands in for {}", other.join(", ")));
+    }
+    suspects.join("; ")
 }
 
 pub fn run(points: &Points, cases: &[String], json: bool, out: &mut dyn Write) -> Result<(), Stop> {
@@ -81,6 +129,17 @@ pub fn run(points: &Points, cases: &[String], json: bool, out: &mut dyn Write) -
             ),
             strict: of(strict),
             estimate: of(estimate),
+            suspects: match estimate.as_ref() {
+                Outcome::Predicted(prediction) => {
+                    let ttft = error_pct(prediction.ttft.mean_ms, silicon.ttft_ms);
+                    let tpot = error_pct(prediction.tpot.mean_ms, silicon.tpot_ms);
+                    Some((
+                        suspect(prediction, &prediction.ttft_receipt, ttft),
+                        suspect(prediction, &prediction.tpot_receipt, tpot),
+                    ))
+                }
+                Outcome::Refused(_) => None,
+            },
             peer_first: case
                 .point
                 .and_then(|point| peer_first.get(&point))
@@ -205,9 +264,11 @@ fn write_text(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
             "TTFT mean",
             "median",
             "p95",
+            "peer",
             "TPOT mean",
             "median",
             "p95",
+            "peer",
         ]);
         for (name, members) in groups(errors, policy) {
             let spreads = (
@@ -215,20 +276,57 @@ fn write_text(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
                 Spread::of(members.iter().filter_map(|e| Some(e.counted(policy)?.1))),
             );
             if let (Some(ttft), Some(tpot)) = spreads {
+                let peer = peer.iter().find(|group| group.name() == name);
+                let peer_cell = |of: fn(&PeerGroup) -> f64| {
+                    peer.map_or(String::new(), |group| format!("{:.1}", of(group)))
+                };
                 table.row(vec![
-                    name,
+                    name.clone(),
                     ttft.count.to_string(),
                     format!("{:.1}", ttft.mean),
                     format!("{:.1}", ttft.median),
                     format!("{:.1}", ttft.p95),
+                    peer_cell(|group| group.ttft_mape_pct),
                     format!("{:.1}", tpot.mean),
                     format!("{:.1}", tpot.median),
                     format!("{:.1}", tpot.p95),
+                    peer_cell(|group| group.tpot_mape_pct),
                 ]);
             }
         }
         writeln!(out, "\n{}", bold(policy))?;
         table.write(out, 2)?;
+    }
+    for (metric, of, why) in METRICS {
+        writeln!(out, "\n{}", bold(&format!("worst {metric} (estimate)")))?;
+        for error in worst(errors, of) {
+            let suspect = error.suspects.as_ref().map_or("refused", |both| why(both));
+            let signed = error.estimate.map_or(f64::NAN, of);
+            writeln!(out, "  {signed:+.1} %  {}: {suspect}", error.case)?;
+        }
+    }
+    for (metric, of, _) in METRICS {
+        let above: Vec<&PointError> = errors
+            .iter()
+            .filter(|error| error.strict.is_some_and(|e| of(e) > 0.0))
+            .collect();
+        let count = above.len();
+        writeln!(
+            out,
+            "\n{}",
+            bold(&format!(
+                "{metric} above silicon under strict: {count} of {}",
+                errors.len()
+            ))
+        )?;
+        for (name, members) in by_group(&above) {
+            let largest = members
+                .iter()
+                .filter_map(|error| error.strict.map(of))
+                .fold(0.0, f64::max);
+            let count = members.len();
+            writeln!(out, "  {name}: {count} points, at most {largest:+.1} %")?;
+        }
     }
     writeln!(out, "\n{}", bold("peer (AISimulate)"))?;
     let mut table = Table::new(&["absolute error, %", "points", "TTFT mean", "TPOT mean"]);
@@ -244,16 +342,34 @@ fn write_text(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
             format!("{:.1}", tpot.mean),
         ]);
     }
-    for group in peer_of(errors, peer) {
-        table.row(vec![
-            format!("{} {} {}, latest", group.model, group.system, group.backend),
-            group.points.to_string(),
-            format!("{:.1}", group.ttft_mape_pct),
-            format!("{:.1}", group.tpot_mape_pct),
-        ]);
-    }
     table.write(out, 2)?;
     Ok(())
+}
+
+/// Of an error or a pair of texts: TTFT, then TPOT.
+type Errors = (f64, f64, &'static str);
+type Of = fn(Errors) -> f64;
+type Why = fn(&(String, String)) -> &str;
+const METRICS: [(&str, Of, Why); 2] = [
+    ("TTFT", |e| e.0, |both| &both.0),
+    ("TPOT", |e| e.1, |both| &both.1),
+];
+
+/// The points with the largest absolute errors of the estimate; refused ones first.
+fn worst(errors: &[PointError], of: Of) -> Vec<&PointError> {
+    let size = |error: &PointError| error.estimate.map_or(f64::INFINITY, |e| of(e).abs());
+    let mut ranked: Vec<&PointError> = errors.iter().collect();
+    ranked.sort_by(|a, b| size(b).total_cmp(&size(a)).then(a.case.cmp(&b.case)));
+    ranked.truncate(WORST);
+    ranked
+}
+
+fn by_group<'a>(errors: &[&'a PointError]) -> BTreeMap<&'a str, Vec<&'a PointError>> {
+    let mut groups: BTreeMap<&str, Vec<&PointError>> = BTreeMap::new();
+    for error in errors {
+        groups.entry(&error.group).or_default().push(error);
+    }
+    groups
 }
 
 /// The peer's groups that hold some of these points.
@@ -262,7 +378,7 @@ fn peer_of<'a>(
     peer: &'a [PeerGroup],
 ) -> impl Iterator<Item = &'a PeerGroup> {
     peer.iter().filter(|group| {
-        let name = format!("{} {} {}", group.model, group.system, group.backend);
+        let name = group.name();
         errors.iter().any(|error| error.group == name)
     })
 }
@@ -277,6 +393,9 @@ fn write_json(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
         .iter()
         .map(|error| {
             json!({
+                "suspects": error.suspects.as_ref().map(|(ttft, tpot)| {
+                    json!({ "ttft": ttft, "tpot": tpot })
+                }),
                 "case": error.case,
                 "point": error.point,
                 "group": error.group,
@@ -311,7 +430,7 @@ fn write_json(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
     let latest: Vec<Value> = peer_of(errors, peer)
         .map(|group| {
             json!({
-                "group": format!("{} {} {}", group.model, group.system, group.backend),
+                "group": group.name(),
                 "points": group.points,
                 "ttft_mape_pct": group.ttft_mape_pct,
                 "tpot_mape_pct": group.tpot_mape_pct,

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::case::ImportRequest;
 use crate::model::{BackendName, GemmDtype, MoeDtype};
+use crate::timing::Policy;
 
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
@@ -59,6 +60,31 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Rows that carry the most of TTFT and TPOT, and what they are worth: what to measure next
+    Sensitivity {
+        /// Case names or folders of cases [default: all]
+        #[arg(value_name = "CASE")]
+        cases: Vec<String>,
+        #[arg(long, value_enum, default_value_t = PolicyName::Estimate)]
+        policy: PolicyName,
+        /// Rows to list per metric
+        #[arg(long, default_value_t = 20)]
+        top: usize,
+        /// Every row as one JSON object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Predict with a mechanism and without it, and compare the errors by group
+    Ablation {
+        #[arg(value_enum)]
+        mechanism: Mechanism,
+        /// Case names or folders of cases [default: all]
+        #[arg(value_name = "CASE")]
+        cases: Vec<String>,
+        /// JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
     /// Compare fresh predictions with the goldens: what drifted inside its band, what left it
     Drift {
         /// Case names or folders of cases [default: all]
@@ -82,6 +108,31 @@ pub enum Command {
     },
     /// Print a shell's completion script
     Completions { shell: Shell },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum PolicyName {
+    Strict,
+    Estimate,
+}
+
+impl PolicyName {
+    pub fn policy(self) -> Policy {
+        match self {
+            Self::Strict => Policy::Strict,
+            Self::Estimate => Policy::Estimate,
+        }
+    }
+}
+
+/// What an ablation takes away.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Mechanism {
+    /// Expert rows of the recipe's kernel family, against the kernel that the serving framework's
+    /// own tables hold by default
+    Kernels,
+    /// Batch wait, attention-DP balance and receive interval, in the cases that have one
+    Waits,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,6 +204,15 @@ pub struct CaseImport {
     /// Precision of the experts, as a case names it
     #[arg(long, value_parser = named::<MoeDtype>)]
     pub moe: Option<MoeDtype>,
+    /// trtllm-serve's option: requests per rank in one iteration
+    #[arg(long)]
+    pub max_batch_size: Option<u32>,
+    /// trtllm-serve's option: tokens per rank in one iteration
+    #[arg(long)]
+    pub max_num_tokens: Option<u32>,
+    /// trtllm-serve's option: longest prompt and output together
+    #[arg(long)]
+    pub max_seq_len: Option<u32>,
     /// Write the case there instead of to standard output
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -185,6 +245,9 @@ impl CaseImport {
             dp: self.dp,
             gemm: self.gemm,
             qkv_proj: self.qkv_proj,
+            max_batch_size: self.max_batch_size,
+            max_num_tokens: self.max_num_tokens,
+            max_seq_len: self.max_seq_len,
             moe: self.moe,
         }
     }

@@ -1,5 +1,6 @@
 //! The binary's subcommands.
 
+mod ablation;
 mod accuracy;
 mod args;
 mod case;
@@ -8,6 +9,7 @@ mod drift;
 mod predict;
 mod run;
 mod select;
+mod sensitivity;
 mod tables;
 mod text;
 

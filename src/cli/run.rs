@@ -11,7 +11,9 @@ use crate::gate::Points;
 use crate::timing::InputError;
 
 use super::args::{Arguments, CaseCommand, Command, TablesCommand};
-use super::{accuracy, case as case_command, coverage, drift, predict, tables};
+use super::{
+    ablation, accuracy, case as case_command, coverage, drift, predict, sensitivity, tables,
+};
 
 /// Why a subcommand ended early.
 #[derive(Debug)]
@@ -91,6 +93,17 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
         }
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,
+        Command::Sensitivity {
+            cases,
+            policy,
+            top,
+            json,
+        } => sensitivity::run(&open()?, &cases, policy.policy(), top, json, out)?,
+        Command::Ablation {
+            mechanism,
+            cases,
+            json,
+        } => ablation::run(&open()?, mechanism, &cases, json, out)?,
         Command::Drift { cases, json } => {
             // The verdict stands even if nobody reads the listing to its end.
             let mut listing = Vec::new();

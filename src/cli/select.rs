@@ -73,27 +73,38 @@ pub fn predict_all(
     selected: Vec<Selected>,
     mut each: impl FnMut(String, Predicted) -> io::Result<()>,
 ) -> Result<(), super::run::Stop> {
+    on_every_core(
+        selected,
+        |one| Ok((one.name, points.predict(one.case)?)),
+        |(name, predicted)| each(name, predicted),
+    )
+}
+
+/// Works on every core and hands the results to `each` in the order of `selected`.
+pub fn on_every_core<T: Send>(
+    selected: Vec<Selected>,
+    work: impl Fn(Selected) -> Result<T, InputError> + Sync,
+    mut each: impl FnMut(T) -> io::Result<()>,
+) -> Result<(), super::run::Stop> {
     let total = selected.len();
-    let names: Vec<String> = selected.iter().map(|one| one.name.clone()).collect();
     let queue: Vec<_> = selected
         .into_iter()
-        .map(|one| std::sync::Mutex::new(Some(one.case)))
+        .map(|one| std::sync::Mutex::new(Some(one)))
         .collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut waiting: Vec<Option<Result<Predicted, InputError>>> =
-        (0..total).map(|_| None).collect();
+    let mut waiting: Vec<Option<Result<T, InputError>>> = (0..total).map(|_| None).collect();
     std::thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         for _ in 0..threads.min(total) {
-            let (sender, next, queue) = (sender.clone(), &next, &queue);
+            let (sender, next, queue, work) = (sender.clone(), &next, &queue, &work);
             scope.spawn(move || {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(slot) = queue.get(at) else { return };
-                    let case = slot.lock().ok().and_then(|mut slot| slot.take());
-                    if let Some(case) = case
-                        && sender.send((at, points.predict(case))).is_err()
+                    let one = slot.lock().ok().and_then(|mut slot| slot.take());
+                    if let Some(one) = one
+                        && sender.send((at, work(one))).is_err()
                     {
                         return;
                     }
@@ -103,12 +114,12 @@ pub fn predict_all(
         drop(sender);
         let mut progress = Progress::new(total);
         let mut shown = 0;
-        for (at, predicted) in receiver {
-            waiting[at] = Some(predicted);
+        for (at, result) in receiver {
+            waiting[at] = Some(result);
             progress.tick();
             while let Some(ready) = waiting.get_mut(shown).and_then(Option::take) {
                 progress.clear();
-                each(names[shown].clone(), ready?)?;
+                each(ready?)?;
                 shown += 1;
             }
         }

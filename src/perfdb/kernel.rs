@@ -202,20 +202,24 @@ impl OpKey {
     /// where the row and the served step differ in more than the grid's axes. `None`: they do not.
     ///
     /// The experts' balanced rows give each token the least used experts, so that few tokens read
-    /// as many experts' weights as they can. Served tokens are routed independently: some meet at
-    /// the same expert, and fewer weights are read. The ratio is that of weight bytes.
+    /// as many experts' weights as they can, equally many on each expert-parallel rank. Served
+    /// tokens are routed independently: some meet at the same expert, and fewer weights are read,
+    /// but one rank reads more than another, and the layer ends with the rank that reads most. The
+    /// ratio is that of weight bytes on that rank.
     pub(super) fn row_ratio(&self, wanted: &[f64], line: &[f64]) -> Option<f64> {
         match self {
             Self::Moe {
                 topk,
                 experts,
+                moe_ep,
                 distribution: "balanced",
                 ..
             } => {
-                let (experts, topk) = (f64::from(*experts), f64::from(*topk));
-                let met = experts - experts * power(1.0 - topk / experts, wanted[0]);
-                let balanced = experts.min(line[0] * topk);
-                Some(met / balanced)
+                let (all, topk) = (f64::from(*experts), f64::from(*topk));
+                let missed = power(1.0 - topk / all, wanted[0]);
+                let most = expected_most(*experts / *moe_ep, 1.0 - missed, *moe_ep);
+                let balanced = all.min(line[0] * topk) / f64::from(*moe_ep);
+                Some(most / balanced)
             }
             _ => None,
         }
@@ -251,6 +255,36 @@ fn power(base: f64, exponent: f64) -> f64 {
         left >>= 1;
     }
     result
+}
+
+/// Expected largest of `ranks` independent counts of successes in `trials`, each with probability
+/// `p`: the sum over `count` of the probability that some rank has more than `count`.
+fn expected_most(trials: u32, p: f64, ranks: u32) -> f64 {
+    if ranks == 1 {
+        return f64::from(trials) * p;
+    }
+    // From the likelier end, where the first probability cannot vanish.
+    let from_failures = p > 0.5;
+    let (start, odds) = if from_failures {
+        (p, (1.0 - p) / p)
+    } else {
+        (1.0 - p, p / (1.0 - p))
+    };
+    let mut probability = power(start, f64::from(trials));
+    let mut probabilities = vec![probability];
+    for count in 0..trials {
+        probability *= f64::from(trials - count) / f64::from(count + 1) * odds;
+        probabilities.push(probability);
+    }
+    if from_failures {
+        probabilities.reverse();
+    }
+    let (mut at_most, mut expected) = (0.0_f64, 0.0);
+    for probability in &probabilities[..trials as usize] {
+        at_most += probability;
+        expected += 1.0 - power(at_most.min(1.0), f64::from(ranks));
+    }
+    expected
 }
 
 impl AttentionKey {
@@ -384,6 +418,7 @@ impl OpKey {
                         "sglang_deepgemm_gemm_nt_f8f8bf16",
                     ],
                 ),
+                trtllm("gemm", "gemm_perf", &["torch_flow", "deepgemm"]),
                 other(sglang(
                     "gemm",
                     "gemm_perf",
@@ -592,5 +627,26 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no row anchors {}", self.missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expected_most;
+
+    #[test]
+    fn the_largest_count_is_expected_by_hand() {
+        // One trial on each of two ranks: 1 unless both fail.
+        assert_eq!(expected_most(1, 0.5, 2), 0.75);
+        // Two trials each: counts 0, 1, 2 with 1/4, 1/2, 1/4; largest 0: 1/16, 1: 8/16, 2: 7/16.
+        assert!((expected_most(2, 0.5, 2) - 22.0 / 16.0).abs() < 1e-15);
+        // Certain success and none.
+        assert_eq!(expected_most(64, 1.0, 4), 64.0);
+        assert_eq!(expected_most(64, 0.0, 4), 0.0);
+        // Both ends of the recursion agree: at least one failure each.
+        let few = expected_most(64, 1e-9, 8);
+        assert!((few - 8.0 * 64.0 * 1e-9).abs() < 1e-12);
+        // One rank: the mean.
+        assert_eq!(expected_most(10, 0.3, 1), 3.0);
     }
 }
