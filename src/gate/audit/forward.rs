@@ -360,9 +360,27 @@ pub(super) fn reached_ranks(experts: u32, topk: u32, ranks: u32) -> f64 {
     f64::from(ranks) - f64::from(ranks) * left_out / all
 }
 
-/// Distinct experts that `tokens` tokens are expected to meet, routed independently and evenly.
-pub(super) fn experts_met(experts: f64, topk: f64, tokens: f64) -> f64 {
-    experts * (1.0 - (1.0 - topk / experts).powf(tokens))
+/// Distinct experts that the rank which meets most of them is expected to meet, when `tokens` tokens
+/// are routed independently and evenly: each count times the probability that it is the largest.
+pub(super) fn most_experts_met(experts: u32, topk: u32, ranks: u32, tokens: f64) -> f64 {
+    let own = experts / ranks;
+    let missed = (1.0 - f64::from(topk) / f64::from(experts)).powf(tokens);
+    let met = 1.0 - missed;
+    if met == 1.0 || met == 0.0 {
+        return f64::from(own) * met;
+    }
+    let (mut up_to, mut largest_up_to, mut expected) = (0.0_f64, 0.0, 0.0);
+    let mut ln_choices = 0.0;
+    for count in 0..=own {
+        let rest = f64::from(own - count);
+        let ln_share = ln_choices + f64::from(count) * met.ln() + rest * missed.ln();
+        up_to += ln_share.exp();
+        let now = up_to.min(1.0).powi(ranks as i32);
+        expected += f64::from(count) * (now - largest_up_to);
+        largest_up_to = now;
+        ln_choices += (rest / f64::from(count + 1)).ln();
+    }
+    expected
 }
 
 /// Pairs of query and key in causal attention over tokens `from` to `to` of a prompt, each seeing

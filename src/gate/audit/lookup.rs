@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::model::{BackendName, Deployment, ModelConfig};
 
 use super::fault::{AuditFault, Check, close};
-use super::forward::{Phase, Task, experts_met};
+use super::forward::{Phase, Task, most_experts_met};
 use super::sources::{Known, Sources, floats, integers, texts};
 
 /// A table row, or several that share their coordinates and were averaged.
@@ -21,7 +21,7 @@ pub(super) struct Field {
     points: Vec<Point>,
     axes: usize,
     task: Task,
-    experts: Option<(f64, f64)>,
+    experts: Option<(u32, u32, u32)>,
 }
 
 /// One row's part in an answer.
@@ -100,10 +100,11 @@ impl Field {
             .into_iter()
             .filter_map(|(slice, weight, work)| Some((slice.first()?, weight, work)))
             .map(|(point, weight, mut work)| {
-                if let Some((experts, topk)) = self.experts {
-                    // Balanced rows give each token the least used experts.
-                    let read = experts.min(point.at[0] * topk);
-                    work *= experts_met(experts, topk, wanted[0]) / read;
+                if let Some((experts, topk, ranks)) = self.experts {
+                    // Balanced rows give each token the least used experts, alike on every rank.
+                    let read = f64::from(experts).min(point.at[0] * f64::from(topk));
+                    let most = most_experts_met(experts, topk, ranks, wanted[0]);
+                    work *= most * f64::from(ranks) / read;
                 }
                 Share {
                     known: point.known,
@@ -488,7 +489,8 @@ pub(super) fn field(
             points,
             axes: asked.axes.len(),
             task,
-            experts: experts.map(|experts| (f64::from(experts.count), f64::from(experts.topk))),
+            experts: experts
+                .map(|experts| (experts.count, experts.topk, deployment.parallel.moe_ep)),
         });
     }
     Err(wrong(
