@@ -360,9 +360,26 @@ pub(super) fn reached_ranks(experts: u32, topk: u32, ranks: u32) -> f64 {
     f64::from(ranks) - f64::from(ranks) * left_out / all
 }
 
-/// Distinct experts that `tokens` tokens are expected to meet, routed independently and evenly.
-pub(super) fn experts_met(experts: f64, topk: f64, tokens: f64) -> f64 {
-    experts * (1.0 - (1.0 - topk / experts).powf(tokens))
+/// Distinct experts that the busiest of `ranks` ranks is expected to read for `tokens` tokens,
+/// routed independently and evenly.
+///
+/// A rank reads each of its experts with the same probability: so many of them follow a binomial
+/// law, the most of all ranks the product of theirs. Its mean is the sum of the chances to exceed
+/// 0, 1, 2 and so on.
+pub(super) fn most_experts_read(experts: u32, topk: u32, ranks: u32, tokens: f64) -> f64 {
+    let own = experts / ranks;
+    let left_out = (1.0 - f64::from(topk) / f64::from(experts)).powf(tokens);
+    if left_out == 0.0 {
+        return f64::from(own);
+    }
+    let (no, yes) = (left_out.ln(), (1.0 - left_out).ln());
+    let (mut ways, mut at_most, mut mean) = (0.0, 0.0_f64, 0.0);
+    for read in 0..own {
+        at_most += (ways + f64::from(read) * yes + f64::from(own - read) * no).exp();
+        mean += 1.0 - at_most.min(1.0).powf(f64::from(ranks));
+        ways += f64::from(own - read).ln() - f64::from(read + 1).ln();
+    }
+    mean
 }
 
 /// Pairs of query and key in causal attention over tokens `from` to `to` of a prompt, each seeing
@@ -400,6 +417,16 @@ mod tests {
         assert_eq!(reached_ranks(2, 2, 2), 2.0);
         assert_eq!(reached_ranks(4, 1, 4), 1.0);
         assert!((reached_ranks(4, 2, 2) - 5.0 / 3.0).abs() < 1e-15);
+    }
+
+    #[test]
+    fn the_busiest_rank_reads_most() {
+        // One token, one expert of two, a rank each: one of them reads one, 3/4 by independence.
+        assert!((most_experts_read(2, 1, 2, 1.0) - 0.75).abs() < 1e-12);
+        // One rank: the mean, 4 (1 - (1/2)^2).
+        assert!((most_experts_read(4, 2, 1, 2.0) - 3.0).abs() < 1e-12);
+        // So many tokens that everything is read.
+        assert_eq!(most_experts_read(64, 8, 4, 1e5), 16.0);
     }
 
     #[test]

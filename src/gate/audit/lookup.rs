@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::model::{BackendName, Deployment, ModelConfig};
 
 use super::fault::{AuditFault, Check, close};
-use super::forward::{Phase, Task, experts_met};
+use super::forward::{Phase, Task, most_experts_read};
 use super::sources::{Known, Sources, floats, integers, texts};
 
 /// A table row, or several that share their coordinates and were averaged.
@@ -21,7 +21,8 @@ pub(super) struct Field {
     points: Vec<Point>,
     axes: usize,
     task: Task,
-    experts: Option<(f64, f64)>,
+    /// Of the experts' rows: experts, those of one token, and the ranks that share them.
+    experts: Option<(u32, u32, u32)>,
 }
 
 /// One row's part in an answer.
@@ -100,10 +101,11 @@ impl Field {
             .into_iter()
             .filter_map(|(slice, weight, work)| Some((slice.first()?, weight, work)))
             .map(|(point, weight, mut work)| {
-                if let Some((experts, topk)) = self.experts {
-                    // Balanced rows give each token the least used experts.
-                    let read = experts.min(point.at[0] * topk);
-                    work *= experts_met(experts, topk, wanted[0]) / read;
+                if let Some((experts, topk, ranks)) = self.experts {
+                    // Balanced rows give each token the least used experts, alike on every rank.
+                    let read = f64::from(experts).min(point.at[0] * f64::from(topk));
+                    let most = most_experts_read(experts, topk, ranks, wanted[0]);
+                    work *= most * f64::from(ranks) / read;
                 }
                 Share {
                     known: point.known,
@@ -198,16 +200,27 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
     let (tables, int, text, axes): (Vec<Table>, Vec<_>, Vec<_>, &[_]) = match task {
         Task::Multiply { dtype, .. } => {
             // One kernel per dtype; DeepGEMM multiplies FP8 blocks.
-            let kernels: Kernels = match (runtime, dtype) {
-                (BackendName::Trtllm, "fp8_block") => &["torch_flow", "deepgemm"],
-                (BackendName::Trtllm, _) => &["torch_flow"],
-                (BackendName::Sglang, "bfloat16") => &["sglang_torch_linear"],
-                (BackendName::Sglang, "fp8") => &["sglang_sgl_kernel_fp8_scaled_mm"],
-                (BackendName::Sglang, "fp8_block") => &["sglang_deepgemm_gemm_nt_f8f8bf16"],
-                (BackendName::Sglang, _) => &["sglang_flashinfer_cutedsl_nvfp4"],
+            let trtllm: Kernels = match dtype {
+                "fp8_block" => &["torch_flow", "deepgemm"],
+                _ => &["torch_flow"],
             };
+            let own: Kernels = match dtype {
+                "bfloat16" => &["sglang_torch_linear"],
+                "fp8" => &["sglang_sgl_kernel_fp8_scaled_mm"],
+                "fp8_block" => &["sglang_deepgemm_gemm_nt_f8f8bf16"],
+                _ => &["sglang_flashinfer_cutedsl_nvfp4"],
+            };
+            let (own, trtllm) = (
+                ("gemm", SGLANG, "gemm_perf", own),
+                ("gemm", TRTLLM, "gemm_perf", trtllm),
+            );
             (
-                vec![("gemm", runtime.as_str(), "gemm_perf", kernels)],
+                match (runtime, dtype) {
+                    (BackendName::Trtllm, _) => vec![trtllm],
+                    // CuTe DSL is another kernel than the one served.
+                    (BackendName::Sglang, "nvfp4") => vec![trtllm, own],
+                    (BackendName::Sglang, _) => vec![own, trtllm],
+                },
                 vec![],
                 vec![("gemm_dtype", dtype)],
                 &["n", "k", "m"],
@@ -488,7 +501,8 @@ pub(super) fn field(
             points,
             axes: asked.axes.len(),
             task,
-            experts: experts.map(|experts| (f64::from(experts.count), f64::from(experts.topk))),
+            experts: experts
+                .map(|experts| (experts.count, experts.topk, deployment.parallel.moe_ep)),
         });
     }
     Err(wrong(
