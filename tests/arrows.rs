@@ -177,7 +177,13 @@ fn faults(file: &str, text: &str) -> Vec<String> {
             faults.push(format!("src/{file}:{number}: `{out}` leaves {module}"));
         }
         if file.starts_with(AUDITOR) {
-            if line.contains("super::super::") {
+            // Its own modules may lean on each other, its contents page on nothing.
+            let outside = if file.ends_with("/mod.rs") {
+                "super::"
+            } else {
+                "super::super::"
+            };
+            if line.contains(outside) {
                 faults.push(format!("src/{file}:{number}: the auditor leans on gate"));
             }
             for call in AUDITOR_CALLS_NOT {
@@ -238,6 +244,7 @@ fn arrows_point_down() {
     }
     assert!(found.is_empty(), "\n{}", found.join("\n"));
     assert!(modules.len() >= 7, "only {modules:?}");
+    assert!(src.join(AUDITOR).is_dir(), "the auditor has moved");
 }
 
 #[test]

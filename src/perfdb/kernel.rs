@@ -226,13 +226,14 @@ impl OpKey {
     }
 
     /// Query-key pairs that a piece of a prompt attends to behind `prefix` tokens, over those of
-    /// the piece alone. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
+    /// the piece alone, where the op's work is in such pairs. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
     pub(super) fn prefix_ratio(&self, length: f64, prefix: f64) -> f64 {
         match self {
             Self::ContextAttention(key) => {
                 let whole = key.pairs(prefix + length) - key.pairs(prefix);
                 whole / key.pairs(length)
             }
+            Self::ContextLatent { .. } => (prefix + prefix + length) / length,
             _ => 1.0,
         }
     }

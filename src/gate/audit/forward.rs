@@ -360,27 +360,26 @@ pub(super) fn reached_ranks(experts: u32, topk: u32, ranks: u32) -> f64 {
     f64::from(ranks) - f64::from(ranks) * left_out / all
 }
 
-/// Distinct experts that the rank which meets most of them is expected to meet, when `tokens` tokens
-/// are routed independently and evenly: each count times the probability that it is the largest.
-pub(super) fn most_experts_met(experts: u32, topk: u32, ranks: u32, tokens: f64) -> f64 {
+/// Distinct experts that the busiest of `ranks` ranks is expected to read for `tokens` tokens,
+/// routed independently and evenly.
+///
+/// A rank reads each of its experts with the same probability: so many of them follow a binomial
+/// law, the most of all ranks the product of theirs. Its mean is the sum of the chances to exceed
+/// 0, 1, 2 and so on.
+pub(super) fn most_experts_read(experts: u32, topk: u32, ranks: u32, tokens: f64) -> f64 {
     let own = experts / ranks;
-    let missed = (1.0 - f64::from(topk) / f64::from(experts)).powf(tokens);
-    let met = 1.0 - missed;
-    if met == 1.0 || met == 0.0 {
-        return f64::from(own) * met;
+    let left_out = (1.0 - f64::from(topk) / f64::from(experts)).powf(tokens);
+    if left_out == 0.0 {
+        return f64::from(own);
     }
-    let (mut up_to, mut largest_up_to, mut expected) = (0.0_f64, 0.0, 0.0);
-    let mut ln_choices = 0.0;
-    for count in 0..=own {
-        let rest = f64::from(own - count);
-        let ln_share = ln_choices + f64::from(count) * met.ln() + rest * missed.ln();
-        up_to += ln_share.exp();
-        let now = up_to.min(1.0).powi(ranks as i32);
-        expected += f64::from(count) * (now - largest_up_to);
-        largest_up_to = now;
-        ln_choices += (rest / f64::from(count + 1)).ln();
+    let (no, yes) = (left_out.ln(), (1.0 - left_out).ln());
+    let (mut ways, mut at_most, mut mean) = (0.0, 0.0_f64, 0.0);
+    for read in 0..own {
+        at_most += (ways + f64::from(read) * yes + f64::from(own - read) * no).exp();
+        mean += 1.0 - at_most.min(1.0).powf(f64::from(ranks));
+        ways += f64::from(own - read).ln() - f64::from(read + 1).ln();
     }
-    expected
+    mean
 }
 
 /// Pairs of query and key in causal attention over tokens `from` to `to` of a prompt, each seeing
@@ -418,6 +417,16 @@ mod tests {
         assert_eq!(reached_ranks(2, 2, 2), 2.0);
         assert_eq!(reached_ranks(4, 1, 4), 1.0);
         assert!((reached_ranks(4, 2, 2) - 5.0 / 3.0).abs() < 1e-15);
+    }
+
+    #[test]
+    fn the_busiest_rank_reads_most() {
+        // One token, one expert of two, a rank each: one of them reads one, 3/4 by independence.
+        assert!((most_experts_read(2, 1, 2, 1.0) - 0.75).abs() < 1e-12);
+        // One rank: the mean, 4 (1 - (1/2)^2).
+        assert!((most_experts_read(4, 2, 1, 2.0) - 3.0).abs() < 1e-12);
+        // So many tokens that everything is read.
+        assert_eq!(most_experts_read(64, 8, 4, 1e5), 16.0);
     }
 
     #[test]

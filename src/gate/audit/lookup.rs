@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::model::{BackendName, Deployment, ModelConfig};
 
 use super::fault::{AuditFault, Check, close};
-use super::forward::{Phase, Task, most_experts_met};
+use super::forward::{Phase, Task, most_experts_read};
 use super::sources::{Known, Sources, floats, integers, texts};
 
 /// A table row, or several that share their coordinates and were averaged.
@@ -21,6 +21,7 @@ pub(super) struct Field {
     points: Vec<Point>,
     axes: usize,
     task: Task,
+    /// Of the experts' rows: experts, those of one token, and the ranks that share them.
     experts: Option<(u32, u32, u32)>,
 }
 
@@ -103,7 +104,7 @@ impl Field {
                 if let Some((experts, topk, ranks)) = self.experts {
                     // Balanced rows give each token the least used experts, alike on every rank.
                     let read = f64::from(experts).min(point.at[0] * f64::from(topk));
-                    let most = most_experts_met(experts, topk, ranks, wanted[0]);
+                    let most = most_experts_read(experts, topk, ranks, wanted[0]);
                     work *= most * f64::from(ranks) / read;
                 }
                 Share {
@@ -199,16 +200,27 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
     let (tables, int, text, axes): (Vec<Table>, Vec<_>, Vec<_>, &[_]) = match task {
         Task::Multiply { dtype, .. } => {
             // One kernel per dtype; DeepGEMM multiplies FP8 blocks.
-            let kernels: Kernels = match (runtime, dtype) {
-                (BackendName::Trtllm, "fp8_block") => &["torch_flow", "deepgemm"],
-                (BackendName::Trtllm, _) => &["torch_flow"],
-                (BackendName::Sglang, "bfloat16") => &["sglang_torch_linear"],
-                (BackendName::Sglang, "fp8") => &["sglang_sgl_kernel_fp8_scaled_mm"],
-                (BackendName::Sglang, "fp8_block") => &["sglang_deepgemm_gemm_nt_f8f8bf16"],
-                (BackendName::Sglang, _) => &["sglang_flashinfer_cutedsl_nvfp4"],
+            let trtllm: Kernels = match dtype {
+                "fp8_block" => &["torch_flow", "deepgemm"],
+                _ => &["torch_flow"],
             };
+            let own: Kernels = match dtype {
+                "bfloat16" => &["sglang_torch_linear"],
+                "fp8" => &["sglang_sgl_kernel_fp8_scaled_mm"],
+                "fp8_block" => &["sglang_deepgemm_gemm_nt_f8f8bf16"],
+                _ => &["sglang_flashinfer_cutedsl_nvfp4"],
+            };
+            let (own, trtllm) = (
+                ("gemm", SGLANG, "gemm_perf", own),
+                ("gemm", TRTLLM, "gemm_perf", trtllm),
+            );
             (
-                vec![("gemm", runtime.as_str(), "gemm_perf", kernels)],
+                match (runtime, dtype) {
+                    (BackendName::Trtllm, _) => vec![trtllm],
+                    // CuTe DSL is another kernel than the one served.
+                    (BackendName::Sglang, "nvfp4") => vec![trtllm, own],
+                    (BackendName::Sglang, _) => vec![own, trtllm],
+                },
                 vec![],
                 vec![("gemm_dtype", dtype)],
                 &["n", "k", "m"],
