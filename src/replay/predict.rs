@@ -218,7 +218,6 @@ impl Replayer {
                 sglang::Executor::new(scenario, run, made, capacity, recorded)?.run()?
             }
         };
-        let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
             log.requests
                 .iter()
@@ -256,6 +255,7 @@ impl Replayer {
         let ways = [ttft.p50.request, slowest]
             .map(|request| RequestWay::of(request, &stamps, &paths, composer.pricer()))
             .into();
+        let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         Ok(Prediction {
             ways,
             policy,
