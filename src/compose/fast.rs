@@ -7,7 +7,7 @@
 //! a max-plus power: the host's part grows linearly, so its maximum over the periods lies at the
 //! first or the last.
 
-use crate::model::{OpIndex, Plan, RankLoad, Units};
+use crate::model::{OpIndex, Plan, RankLoad};
 
 use super::composer::PricedStep;
 use super::lanes::{Counts, LaneStart, PathStart, StepPath, StepTimes};
@@ -94,7 +94,7 @@ impl Segment {
             })
             .collect();
         launches += collective.map_or(0, |op| plan.op(op).launches);
-        let decodes = ops.iter().any(|op| plan.op(*op).units == Units::Decode);
+        let decodes = ops.iter().any(|op| plan.op(*op).follows_kv());
         Self {
             ops,
             collective,

@@ -78,20 +78,15 @@ pub(super) struct Site {
 }
 
 impl Grid {
-    /// Nests sites by their first `axes` coordinates. Sites with equal coordinates become one
-    /// row: their mean, with count, min and max.
+    /// Nests sites, in the order of their coordinates, by their first `axes` ones. Sites with equal
+    /// coordinates become one row: their mean, with count, min and max.
     pub fn build(
         key: OpKey,
-        mut sites: Vec<Site>,
+        sites: &[Site],
         mut store: impl FnMut(f64, u32, Option<Duplicates>) -> RowId,
     ) -> Self {
         let axes = key.axes().len();
-        sites.sort_by(|a, b| {
-            a.at.partial_cmp(&b.at)
-                .unwrap_or(std::cmp::Ordering::Equal)
-                .then(a.index.cmp(&b.index))
-        });
-        let root = nest(&sites, 0, axes, &mut store);
+        let root = nest(sites, 0, axes, &mut store);
         Self { key, root }
     }
 
