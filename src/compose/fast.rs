@@ -225,6 +225,7 @@ pub(super) struct Walk {
     measured: Vec<LaneSegment>,
     /// Transfer of each segment's collective.
     transfer_ms: Vec<f64>,
+    rest_ms: Vec<f64>,
     /// When each host has prepared.
     ready_ms: Vec<f64>,
     /// When each stream is free; in the end, when it has finished.
@@ -355,16 +356,16 @@ impl Walk {
         let mut end = streamed;
         let mut held = Held::Stream;
         let later_ms = f64::from(run.repeat - 1) * period_ms;
+        // From each segment's arrival to the period's end.
+        self.rest_ms.clear();
+        self.rest_ms.extend((0..period.len()).map(|index| {
+            (index + 1..period.len()).fold(transfer_ms[index], |rest, later| rest + longest(later))
+        }));
         for lane in 0..lanes {
             let ready = self.ready_ms[lane];
             let mut before = launched_before;
             for (index, segment) in period.iter().enumerate() {
-                // From this segment's arrival to the period's end.
-                let mut rest = transfer_ms[index];
-                for later in index + 1..period.len() {
-                    rest += longest(later);
-                }
-                let bound = measured[index * lanes + lane].bound_ms + rest;
+                let bound = measured[index * lanes + lane].bound_ms + self.rest_ms[index];
                 let last = before + period_launches * (run.repeat - 1);
                 let ends = [
                     ready + step.dispatch_ms(lane, before) + bound + later_ms,

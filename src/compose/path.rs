@@ -307,7 +307,8 @@ impl Paths {
     /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
     pub fn receipts(mut self, pricer: &Pricer) -> (Receipt, Receipt) {
         // A lookup is made for one boundary or op, so it stands in one part.
-        let mut by_lookup = vec![(Part::Kernel, [0.0; CHANNELS]); pricer.lookup_count()];
+        let mut parts = vec![Part::Kernel; pricer.lookup_count()];
+        let mut by_lookup = vec![[0.0; CHANNELS]; pricer.lookup_count()];
         let mut weights = std::mem::take(&mut self.weights);
         for at in (1..self.nodes.len()).rev() {
             let weight = weights[at];
@@ -316,8 +317,9 @@ impl Paths {
             }
             let node = self.nodes[at];
             for term in self.terms_of(&node) {
-                let (part, sums) = &mut by_lookup[term.lookup.0 as usize];
-                *part = term.part;
+                let lookup = term.lookup.0 as usize;
+                parts[lookup] = term.part;
+                let sums = &mut by_lookup[lookup];
                 for (sum, weight) in sums.iter_mut().zip(weight) {
                     *sum += weight * term.times;
                 }
@@ -330,8 +332,7 @@ impl Paths {
         let noise = f64::EPSILON * self.nodes.len() as f64;
         let mut ttft = vec![Vec::new(); Part::ALL.len()];
         let mut tpot = vec![Vec::new(); Part::ALL.len()];
-        for (index, (part, sums)) in by_lookup.into_iter().enumerate() {
-            let lookup = LookupId(index as u32);
+        for ((lookup, part), sums) in (0..).map(LookupId).zip(parts).zip(by_lookup) {
             let add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
                 if times.abs() > noise {
                     lines[part as usize].push((lookup, times));

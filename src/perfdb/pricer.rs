@@ -140,7 +140,7 @@ impl Pricer {
             );
             let grid = Grid {
                 key: key.clone(),
-                root: Level::Axis(vec![(1.0, Level::Row(row))]),
+                root: Level::Axis(vec![1.0], vec![Level::Row(row)]),
             };
             (Arc::new(grid), vec!["roofline".to_owned()])
         } else {

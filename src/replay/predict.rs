@@ -236,16 +236,17 @@ impl Replayer {
             .map(|request| request.last_token_ms)
             .fold(0.0, f64::max);
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
-        let mut steps = BTreeMap::new();
-        let mut modes = BTreeSet::new();
+        let mut counts = BTreeMap::new();
         for iteration in &log.iterations {
             if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
-                modes.insert(execution.mode());
-                *steps
-                    .entry(format!("{} {}", kind.name(), execution.mode()))
-                    .or_insert(0) += 1;
+                *counts.entry((kind, execution.mode())).or_insert(0) += 1;
             }
         }
+        let modes: BTreeSet<&str> = counts.keys().map(|(_, mode)| *mode).collect();
+        let steps = counts
+            .into_iter()
+            .map(|((kind, mode), count)| (format!("{} {mode}", kind.name()), count))
+            .collect();
         let slowest = log
             .requests
             .iter()
