@@ -19,6 +19,7 @@ pub struct Database {
     systems_dir: PathBuf,
     host: HostRows,
     tables: Mutex<HashMap<PathBuf, Arc<OpTable>>>,
+    figures: Mutex<HashMap<String, Arc<SystemFile>>>,
     /// Rows selected so far.
     selected: Mutex<HashMap<Selection, Arc<[Site]>>>,
 }
@@ -91,6 +92,7 @@ impl Database {
             systems_dir,
             host: HostRows::load(&data.join("host"))?,
             tables: Mutex::new(HashMap::new()),
+            figures: Mutex::new(HashMap::new()),
             selected: Mutex::new(HashMap::new()),
         })
     }
@@ -105,18 +107,24 @@ impl Database {
         Ok(figures.gpu.mem_capacity.map(|capacity| GpuMemory {
             capacity,
             other: figures.misc.other_mem,
-            nccl: figures.misc.nccl_mem,
+            nccl: figures.misc.nccl_mem.clone(),
         }))
     }
 
-    fn figures(&self, system: &str) -> Result<(SystemFile, PathBuf), InputError> {
+    fn figures(&self, system: &str) -> Result<(Arc<SystemFile>, PathBuf), InputError> {
         let file = self.systems_dir.join(format!("{system}.yaml"));
+        let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(figures) = known.get(system) {
+            return Ok((Arc::clone(figures), file));
+        }
         let text = read_text(&file, "the system's figures")?;
         let figures: SystemFile = serde_yaml::from_str(&text).map_err(|error| {
             let at = error.location();
             let fault = InputError::new(&file, error.to_string(), "");
             at.map_or(fault.clone(), |at| fault.at(at.line(), at.column()))
         })?;
+        let figures = Arc::new(figures);
+        known.insert(system.to_owned(), Arc::clone(&figures));
         Ok((figures, file))
     }
 
