@@ -1,6 +1,7 @@
 //! Prices ops: from a key and the quantities of a step to a time and the rows it rests on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use crate::timing::{InputError, Origin, Row, RowId, Rows};
@@ -51,7 +52,6 @@ pub struct Pricer {
     ops: Vec<ResolvedOp>,
     lookups: Vec<Lookup>,
     terms: Vec<Term>,
-    memo: HashMap<(OpId, u64), LookupId>,
 }
 
 #[derive(Debug, Clone)]
@@ -60,6 +60,29 @@ struct ResolvedOp {
     grid: Arc<Grid>,
     flags: Vec<String>,
     anchor: Anchor,
+    /// Lookups made so far, by the bits of their count.
+    known: HashMap<u64, LookupId, BuildHasherDefault<MixBits>>,
+}
+
+/// Hashes the bits of a count: one multiplication, its two halves folded.
+#[derive(Debug, Clone, Copy, Default)]
+struct MixBits(u64);
+
+impl Hasher for MixBits {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, bits: u64) {
+        let product = u128::from(self.0 ^ bits) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
+        self.0 = (product as u64) ^ (product >> 64) as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Pricer {
@@ -69,7 +92,6 @@ impl Pricer {
             ops: Vec::new(),
             lookups: Vec::new(),
             terms: Vec::new(),
-            memo: HashMap::new(),
         }
     }
 
@@ -118,7 +140,7 @@ impl Pricer {
             );
             let grid = Grid {
                 key: key.clone(),
-                root: Level::Axis(vec![(1.0, Level::Row(row))]),
+                root: Level::Axis(vec![1.0], vec![Level::Row(row)]),
             };
             (Arc::new(grid), vec!["roofline".to_owned()])
         } else {
@@ -132,6 +154,7 @@ impl Pricer {
             grid,
             flags,
             anchor: Anchor::default(),
+            known: HashMap::default(),
         });
         Ok(Ok(id))
     }
@@ -161,23 +184,36 @@ impl Pricer {
         self.finish(self.terms.len())
     }
 
-    /// Prices `op` at `quantity`. Equal counts are priced once.
+    /// Prices `op` at `quantity`. Equal counts are priced once; where a decode op depends on its
+    /// batch alone, each step has a lookup of its own on the same terms.
     pub fn price(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
-        if let Quantity::Count(count) = quantity {
-            if let Some(&known) = self.memo.get(&(op, count.to_bits())) {
-                return known;
+        let resolved = &self.ops[usize::from(op.0)];
+        let (count, per_step) = match quantity {
+            Quantity::Count(count) => (count, false),
+            Quantity::Decode { batch, .. }
+                if matches!(resolved.grid.key, OpKey::Deltanet { .. }) =>
+            {
+                (batch, true)
             }
-            let id = self.price_anew(op, quantity);
-            self.memo.insert((op, count.to_bits()), id);
-            return id;
+            _ => return self.price_anew(op, quantity),
+        };
+        match resolved.known.get(&count.to_bits()) {
+            Some(known) if per_step => self.again(*known),
+            Some(known) => *known,
+            None => {
+                let id = self.price_anew(op, quantity);
+                self.ops[usize::from(op.0)]
+                    .known
+                    .insert(count.to_bits(), id);
+                id
+            }
         }
-        self.price_anew(op, quantity)
     }
 
     fn price_anew(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
         let first = self.terms.len();
         let resolved = &mut self.ops[usize::from(op.0)];
-        let grid = Arc::clone(&resolved.grid);
+        let grid = &resolved.grid;
         let terms = &mut self.terms;
         let anchor = match (&grid.key, quantity) {
             (OpKey::Gemm { n, k, .. }, Quantity::Count(m)) => {
@@ -188,11 +224,17 @@ impl Pricer {
                 grid.price(&[batch], 1.0, terms)
             }
             (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
-            (_, Quantity::Prompts(lengths)) => pieces(&grid, lengths, &[], terms),
-            (_, Quantity::Pieces { lengths, prefixes }) => pieces(&grid, lengths, prefixes, terms),
+            (_, Quantity::Prompts(lengths)) => pieces(grid, lengths, &[], terms),
+            (_, Quantity::Pieces { lengths, prefixes }) => pieces(grid, lengths, prefixes, terms),
         };
         resolved.anchor.add(anchor);
         self.finish(first)
+    }
+
+    /// A lookup on the terms of another.
+    fn again(&mut self, known: LookupId) -> LookupId {
+        self.lookups.push(self.lookups[known.0 as usize]);
+        LookupId(self.lookups.len() as u32 - 1)
     }
 
     fn finish(&mut self, first: usize) -> LookupId {
@@ -215,6 +257,11 @@ impl Pricer {
     pub fn terms(&self, id: LookupId) -> &[Term] {
         let lookup = &self.lookups[id.0 as usize];
         &self.terms[lookup.first as usize..(lookup.first + lookup.count) as usize]
+    }
+
+    /// The lookup that will be made next.
+    pub fn next(&self) -> LookupId {
+        LookupId(self.lookups.len() as u32)
     }
 
     pub fn lookup_count(&self) -> usize {

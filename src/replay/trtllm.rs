@@ -90,6 +90,8 @@ pub(super) struct Executor<'a> {
     client: Client,
     waiting: VecDeque<u32>,
     ranks: Vec<RankState>,
+    /// What each rank group works on in the step that is dispatched.
+    loads: Vec<RankLoad>,
     previous: Option<Pending>,
     steps: u64,
     batch_waited: u32,
@@ -125,6 +127,7 @@ impl<'a> Executor<'a> {
             ranks: (0..scenario.deployment.parallel.dp)
                 .map(|_| RankState::default())
                 .collect(),
+            loads: vec![RankLoad::default(); scenario.deployment.parallel.dp as usize],
             previous: None,
             steps: 0,
             batch_waited: 0,
@@ -444,21 +447,15 @@ impl<'a> Executor<'a> {
         ranks: &[RankRecord],
         chosen: &[usize],
     ) -> Pending {
-        let loads: Vec<RankLoad> = ranks
-            .iter()
-            .map(|rank| RankLoad {
-                prompts: rank
-                    .context
-                    .iter()
-                    .map(|request| self.client.requests[*request as usize].context())
-                    .collect(),
-                generation: rank.generation,
-                padded: rank.padded,
-                kv_sum: rank.kv_sum,
-                ..RankLoad::default()
-            })
-            .collect();
-        self.lanes.dispatch(execution, &loads);
+        for (load, rank) in self.loads.iter_mut().zip(ranks) {
+            let context = |request: &u32| self.client.requests[*request as usize].context();
+            load.prompts.clear();
+            load.prompts.extend(rank.context.iter().map(context));
+            load.generation = rank.generation;
+            load.padded = rank.padded;
+            load.kv_sum = rank.kv_sum;
+        }
+        self.lanes.dispatch(execution, &self.loads);
         self.book(start, execution, chosen)
     }
 

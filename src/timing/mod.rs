@@ -16,4 +16,4 @@ pub use file::read_text;
 pub use row::{
     Duplicates, Origin, Provenance, Row, RowId, Rows, Samples, Scope, SourceCell, Topology,
 };
-pub use table::{Column, OpTable};
+pub use table::{Column, Columns, OpTable, ReadColumn};
