@@ -15,8 +15,10 @@ use stepgate::gate::{
 };
 use stepgate::model::{ModelConfig, Op, OpIndex, QkNorm, RankLoad};
 use stepgate::perfdb::OpKey;
-use stepgate::replay::{Metric, Outcome, Prediction, RankRecord, RequestRecord, StepLog};
-use stepgate::timing::{InputError, Origin, Policy, RowId};
+use stepgate::replay::{
+    IterationRecord, Metric, Outcome, Prediction, RankRecord, RequestRecord, StepKind, StepLog,
+};
+use stepgate::timing::{Execution, InputError, Origin, Policy, RowId};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// The point that was run again on the host its rows come from.
@@ -825,8 +827,9 @@ fn false_decisions_of_sglang_are_caught_by_the_audit() {
         let mut pieces = pieces.map(|(request, (before, tokens))| (*request, *before, *tokens));
         pieces.any(|known| known == piece)
     };
+    type Of<'a> = &'a dyn Fn(&RankRecord) -> bool;
     type Lie = fn(&mut RankRecord);
-    let lies: [(&str, &dyn Fn(&RankRecord) -> bool, Lie); 5] = [
+    let lies: [(&str, Of<'_>, Lie); 5] = [
         ("a longer prefix", &is_cut, |rank| rank.chunks[0].0 += 1),
         ("a shorter piece", &is_cut, |rank| rank.chunks[0].1 -= 1),
         ("whole prompts", &is_cut, |rank| rank.chunks.clear()),
@@ -845,6 +848,57 @@ fn false_decisions_of_sglang_are_caught_by_the_audit() {
             of(&ranks[0]).then(|| lie(&mut ranks[0]))
         });
         assert!(lied.is_some(), "{what} fits nowhere");
+        let faults = audited(&case, &faulty).expect_err(what);
+        let seen = checks(&faults).contains(&Check::Decisions);
+        assert!(seen, "{what}: {}", listed(&faults));
+    }
+}
+
+#[test]
+fn false_decisions_of_tensorrt_llm_are_caught_by_the_audit() {
+    type Lie = fn(&mut IterationRecord) -> bool;
+    let padded = "deepseek-r1-0528/b200-trtllm-fp4/dp8-ep8/1024-1024-c128";
+    let lies: [(&str, &str, Lie); 5] = [
+        ("more captured tokens", padded, |iteration| {
+            match &mut iteration.step {
+                Some((Execution::Piecewise { captured_tokens }, _)) => *captured_tokens += 1,
+                _ => return false,
+            }
+            true
+        }),
+        (
+            "eager for piecewise",
+            padded,
+            |iteration| match &mut iteration.step {
+                Some((execution @ Execution::Piecewise { .. }, _)) => {
+                    *execution = Execution::Eager;
+                    true
+                }
+                _ => false,
+            },
+        ),
+        ("a larger graph", MINIMAX, |iteration| {
+            match &mut iteration.step {
+                Some((Execution::FullGraph { captured_batch }, _)) => *captured_batch += 1,
+                _ => return false,
+            }
+            true
+        }),
+        ("a pause where requests enter whole", CASE, |iteration| {
+            let decodes = iteration.kind() == Some(StepKind::Decode);
+            iteration.paused = if decodes { vec![0] } else { vec![] };
+            decodes
+        }),
+        ("a pause of who does not run", MINIMAX, |iteration| {
+            iteration.paused = vec![u32::MAX];
+            true
+        }),
+    ];
+    for (what, name, lie) in lies {
+        let case = serving_case(name);
+        let mut faulty = predict(&case, Policy::Strict);
+        let lied = faulty.log.iterations.iter_mut().any(lie);
+        assert!(lied, "{what} fits nowhere");
         let faults = audited(&case, &faulty).expect_err(what);
         let seen = checks(&faults).contains(&Check::Decisions);
         assert!(seen, "{what}: {}", listed(&faults));
