@@ -1,12 +1,13 @@
 //! Resolves a deployment's ops and host rows once, then composes its steps.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
-    Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance, Rows,
+    Boundary, Coverage, Execution, HostClass, InputError, NumberMap, Origin, Policy, Provenance,
+    Rows,
 };
 
 use super::fast::{Course, Segments, Walk};
@@ -130,8 +131,8 @@ pub struct Composer {
     method: Method,
     lookups: Vec<LookupId>,
     times_ms: Vec<f64>,
-    decode_bases: HashMap<u32, DecodeBase>,
-    decode_steps: HashMap<u32, DecodeSteps>,
+    decode_bases: NumberMap<u32, DecodeBase>,
+    decode_steps: NumberMap<u32, DecodeSteps>,
 }
 
 /// Everything of a decode replay that does not depend on KV lengths.
@@ -163,7 +164,7 @@ struct DecodeSteps {
     walk: Walk,
     /// Paths to the ends of the lanes, by their course. In a graph the host submits everything at
     /// once, so a course says it all.
-    paths: HashMap<Course, Vec<(PathStart, TermRange)>>,
+    paths: NumberMap<Course, Vec<(PathStart, TermRange)>>,
 }
 
 /// Where a lane's stream ends and how it got there.
@@ -220,8 +221,8 @@ impl Composer {
             method: Method::Segments,
             lookups: Vec::new(),
             times_ms: Vec::new(),
-            decode_bases: HashMap::new(),
-            decode_steps: HashMap::new(),
+            decode_bases: NumberMap::default(),
+            decode_steps: NumberMap::default(),
             plan,
             pricer,
             op_ids,
@@ -469,7 +470,7 @@ impl Composer {
                 lookups: self.lookups.clone(),
                 times_ms: self.times_ms.clone(),
                 walk,
-                paths: HashMap::new(),
+                paths: NumberMap::default(),
             };
             self.decode_steps.insert(batch, steps);
         }

@@ -70,6 +70,23 @@ pub(super) struct Grid {
     pub root: Level,
 }
 
+/// Where a lookup lay on each axis: the next one mostly lies between the same lines.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Near([usize; 3]);
+
+impl Near {
+    /// Position of the first line at or above `wanted`; the number of lines if there is none.
+    fn above(&mut self, axis: usize, lines: &[f64], wanted: f64) -> usize {
+        let guess = self.0[axis];
+        let over = |at: usize| lines.get(at).is_none_or(|line| *line >= wanted);
+        if guess <= lines.len() && over(guess) && (guess == 0 || !over(guess - 1)) {
+            return guess;
+        }
+        self.0[axis] = lines.partition_point(|line| *line < wanted);
+        self.0[axis]
+    }
+}
+
 /// A table row on its way into a grid.
 #[derive(Debug, Clone)]
 pub(super) struct Site {
@@ -93,12 +110,19 @@ impl Grid {
 
     /// Adds the terms of the answer at `query` (one value per axis), each with `share` of the
     /// weight, and says how it is anchored.
-    pub fn price(&self, query: &[f64], share: f64, terms: &mut Vec<Term>) -> Anchor {
+    pub fn price(
+        &self,
+        query: &[f64],
+        share: f64,
+        near: &mut Near,
+        terms: &mut Vec<Term>,
+    ) -> Anchor {
         let mut at = [0.0; 3];
         at[..query.len()].copy_from_slice(query);
         let mut walk = Walk {
             key: &self.key,
             query: at,
+            near,
             terms,
             anchor: Anchor::default(),
         };
@@ -141,6 +165,7 @@ fn nest(
 struct Walk<'a> {
     key: &'a OpKey,
     query: [f64; 3],
+    near: &'a mut Near,
     terms: &'a mut Vec<Term>,
     anchor: Anchor,
 }
@@ -168,7 +193,7 @@ impl Walk<'_> {
             Level::Axis(lines, levels) => (lines, levels),
         };
         let wanted = at[axis];
-        let above = lines.partition_point(|line| *line < wanted);
+        let above = self.near.above(axis, lines, wanted);
         if above == lines.len() {
             // Beyond the last line: that line, scaled by work.
             let (line, next) = (&lines[above - 1], &levels[above - 1]);

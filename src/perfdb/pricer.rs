@@ -1,13 +1,12 @@
 //! Prices ops: from a key and the quantities of a step to a time and the rows it rests on.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::timing::{InputError, Origin, Row, RowId, Rows};
+use crate::timing::{InputError, NumberMap, Origin, Row, RowId, Rows};
 
 use super::database::Database;
-use super::grid::{Anchor, Grid, Level, Term};
+use super::grid::{Anchor, Grid, Level, Near, Term};
 use super::kernel::{OpKey, Refusal};
 
 /// Index of a resolved op within one [`Pricer`].
@@ -61,28 +60,9 @@ struct ResolvedOp {
     flags: Vec<String>,
     anchor: Anchor,
     /// Lookups made so far, by the bits of their count.
-    known: HashMap<u64, LookupId, BuildHasherDefault<MixBits>>,
-}
-
-/// Hashes the bits of a count: one multiplication, its two halves folded.
-#[derive(Debug, Clone, Copy, Default)]
-struct MixBits(u64);
-
-impl Hasher for MixBits {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, bits: u64) {
-        let product = u128::from(self.0 ^ bits) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
-        self.0 = (product as u64) ^ (product >> 64) as u64;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+    known: NumberMap<u64, LookupId>,
+    /// Where its last lookup lay on the axes.
+    near: Near,
 }
 
 impl Pricer {
@@ -154,7 +134,8 @@ impl Pricer {
             grid,
             flags,
             anchor: Anchor::default(),
-            known: HashMap::default(),
+            known: NumberMap::default(),
+            near: Near::default(),
         });
         Ok(Ok(id))
     }
@@ -214,18 +195,22 @@ impl Pricer {
         let first = self.terms.len();
         let resolved = &mut self.ops[usize::from(op.0)];
         let grid = &resolved.grid;
-        let terms = &mut self.terms;
+        let (terms, near) = (&mut self.terms, &mut resolved.near);
         let anchor = match (&grid.key, quantity) {
             (OpKey::Gemm { n, k, .. }, Quantity::Count(m)) => {
-                grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, terms)
+                grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, near, terms)
             }
-            (_, Quantity::Count(count)) => grid.price(&[count], 1.0, terms),
+            (_, Quantity::Count(count)) => grid.price(&[count], 1.0, near, terms),
             (OpKey::Deltanet { .. }, Quantity::Decode { batch, .. }) => {
-                grid.price(&[batch], 1.0, terms)
+                grid.price(&[batch], 1.0, near, terms)
             }
-            (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
-            (_, Quantity::Prompts(lengths)) => pieces(grid, lengths, &[], terms),
-            (_, Quantity::Pieces { lengths, prefixes }) => pieces(grid, lengths, prefixes, terms),
+            (_, Quantity::Decode { batch, mean_kv }) => {
+                grid.price(&[mean_kv, batch], 1.0, near, terms)
+            }
+            (_, Quantity::Prompts(lengths)) => pieces(grid, lengths, &[], near, terms),
+            (_, Quantity::Pieces { lengths, prefixes }) => {
+                pieces(grid, lengths, prefixes, near, terms)
+            }
         };
         resolved.anchor.add(anchor);
         self.finish(first)
@@ -287,17 +272,28 @@ impl Pricer {
 
     /// Rows that some lookup made so far uses.
     pub fn used_rows(&self) -> BTreeSet<RowId> {
-        self.terms.iter().map(|term| term.row).collect()
+        let mut used = vec![false; self.rows.len()];
+        for term in &self.terms {
+            used[term.row.0 as usize] = true;
+        }
+        let ids = self.rows.ids();
+        ids.filter(|id| used[id.0 as usize]).collect()
     }
 }
 
-fn pieces(grid: &Grid, lengths: &[u32], prefixes: &[u32], terms: &mut Vec<Term>) -> Anchor {
+fn pieces(
+    grid: &Grid,
+    lengths: &[u32],
+    prefixes: &[u32],
+    near: &mut Near,
+    terms: &mut Vec<Term>,
+) -> Anchor {
     let batch = lengths.len() as f64;
     let mut anchor = Anchor::default();
     for (index, length) in lengths.iter().enumerate() {
         let length = f64::from(*length);
         let first = terms.len();
-        anchor.add(grid.price(&[length, batch], 1.0 / batch, terms));
+        anchor.add(grid.price(&[length, batch], 1.0 / batch, near, terms));
         let prefix = prefixes.get(index).copied().unwrap_or(0);
         if prefix > 0 {
             let ratio = grid.key.prefix_ratio(length, f64::from(prefix));

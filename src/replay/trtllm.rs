@@ -286,7 +286,7 @@ impl<'a> Executor<'a> {
     /// How many context requests each rank group runs, and why the others are held.
     fn choose(&mut self) -> (Vec<usize>, (Option<Part>, u32)) {
         let serving = &self.scenario.serving;
-        let fits: Vec<usize> = self
+        let mut chosen: Vec<usize> = self
             .ranks
             .iter()
             .map(|rank| {
@@ -313,18 +313,17 @@ impl<'a> Executor<'a> {
             .map(|rank| rank.context.len() as u32)
             .sum::<u32>()
             + self.waiting.len() as u32;
-        let mut chosen = fits.clone();
         let mut reason = Part::QueueCapacity;
         if self.ranks.len() == 1 {
             if let Some(wait) = serving.batch_wait
-                && fits[0] > 0
+                && chosen[0] > 0
                 && self.ranks[0].generating > 0
             {
                 let rank = &self.ranks[0];
                 let tokens: u32 = rank
                     .context
                     .iter()
-                    .take(fits[0])
+                    .take(chosen[0])
                     .map(|request| self.client.requests[*request as usize].context())
                     .sum::<u32>()
                     + rank.generating;
@@ -338,8 +337,8 @@ impl<'a> Executor<'a> {
                 }
             }
         } else if let Some(balance) = serving.attention_dp_balance {
-            let all = |test: &dyn Fn(usize) -> bool| (0..fits.len()).all(test);
-            let have_context = all(&|rank| fits[rank] > 0);
+            let all = |test: &dyn Fn(usize) -> bool| (0..chosen.len()).all(test);
+            let have_context = all(&|rank| chosen[rank] > 0);
             let have_slots = all(&|rank| self.ranks[rank].generating < serving.max_batch_size);
             let have_generation = all(&|rank| self.ranks[rank].generating > 0);
             let mut hold = false;
