@@ -393,6 +393,10 @@ impl Builder<'_> {
             ops.extend(self.qk_norm(norm, heads, kv_heads));
         }
         let key = AttentionKey {
+            kernel: match self.deployment.backend.name {
+                BackendName::Trtllm => None,
+                BackendName::Sglang => self.deployment.kernels.attention.map(|name| name.as_str()),
+            },
             heads,
             kv_heads,
             head_dim: config.head_dim,

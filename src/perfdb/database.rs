@@ -285,16 +285,41 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
             Want::Bracket(wanted) => brackets.push((column, wanted)),
         }
     }
+    let mut bracketed: Vec<&[i64]> = Vec::new();
     for (column, wanted) in brackets {
         let values = table.int(column)?;
         let at = |row: &u32| values[*row as usize];
-        if kept.iter().any(|row| at(row) == wanted) {
-            kept.retain(|row| at(row) == wanted);
-        } else {
-            let below = kept.iter().map(at).filter(|v| *v < wanted).max();
-            let above = kept.iter().map(at).filter(|v| *v > wanted).min();
-            kept.retain(|row| Some(at(row)) == below || Some(at(row)) == above);
+        // The lines around the wanted one, on each line of the axes before: tables need not hold
+        // the same values on all of them.
+        let outer = bracketed.clone();
+        let line = |row: &u32| {
+            outer
+                .iter()
+                .map(|axis| axis[*row as usize])
+                .collect::<Vec<_>>()
+        };
+        let mut around: BTreeMap<Vec<i64>, [Option<i64>; 2]> = BTreeMap::new();
+        for row in &kept {
+            let [below, above] = around.entry(line(row)).or_default();
+            let value = at(row);
+            if value <= wanted {
+                *below = Some(below.map_or(value, |known: i64| known.max(value)));
+            }
+            if value >= wanted {
+                *above = Some(above.map_or(value, |known: i64| known.min(value)));
+            }
         }
+        kept.retain(|row| {
+            let [below, above] = around[&line(row)];
+            let value = Some(at(row));
+            // A line that is hit needs no neighbour.
+            if below == Some(wanted) {
+                value == below
+            } else {
+                value == below || value == above
+            }
+        });
+        bracketed.push(values);
     }
     let latency = table.float("latency")?;
     let mut coordinates = Vec::new();

@@ -263,13 +263,16 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
             let torch: Table = of(TRTLLM, &["torch_flow"]);
             let tables = match runtime {
                 BackendName::Trtllm => vec![torch],
-                BackendName::Sglang => vec![
-                    of(SGLANG, &["trtllm_mha"]),
-                    of(SGLANG, &["flashinfer"]),
-                    of(SGLANG, &["fa3"]),
-                    of(SGLANG, &["triton"]),
-                    torch,
-                ],
+                BackendName::Sglang => {
+                    // The named kernel first; the sort keeps the order of the others.
+                    let mut kernels: [Kernels; 4] =
+                        [&["trtllm_mha"], &["flashinfer"], &["fa3"], &["triton"]];
+                    let named = deployment.kernels.attention.map(|kernel| kernel.as_str());
+                    kernels.sort_by_key(|kernel| Some(kernel[0]) != named);
+                    let mut tables = kernels.map(|kernel| of(SGLANG, kernel)).to_vec();
+                    tables.push(torch);
+                    tables
+                }
             };
             (
                 tables,
@@ -289,7 +292,7 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
                 Phase::Generation => "generation_mla_perf",
             };
             (
-                own_first(BackendName::Trtllm, "mla", table),
+                own_first(runtime, "mla", table),
                 vec![("num_heads", heads)],
                 vec![("mla_dtype", "bfloat16"), kv],
                 lengths(phase),
@@ -307,7 +310,7 @@ fn ask(task: Task, config: &ModelConfig, deployment: &Deployment) -> Option<Ask>
                 "mla_gen_post"
             };
             (
-                own_first(BackendName::Trtllm, "mla_bmm", "mla_bmm_perf"),
+                own_first(runtime, "mla_bmm", "mla_bmm_perf"),
                 vec![("num_heads", heads)],
                 vec![("bmm_dtype", dtype), ("op_name", side)],
                 &["num_tokens"],
