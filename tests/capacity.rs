@@ -72,7 +72,8 @@ fn gpt_oss_on_two_b200() {
         tokens(&deployment, Some(0.5)),
         Some((94_578_409_472 - weights) / 18_432)
     );
-    assert_eq!(tokens(&deployment, None), None, "not recorded: no limit");
+    // Not recorded: all of the memory is the bound.
+    assert_eq!(tokens(&deployment, None), tokens(&deployment, Some(1.0)));
     assert_eq!(KvCapacity::of(&config, &deployment, None, Some(0.5)), None);
 }
 
@@ -186,7 +187,11 @@ fn a_request_beyond_the_cache_is_refused() {
     );
     match outcome.expect("well formed") {
         stepgate::replay::Outcome::Refused(refusal) => {
-            assert!(refusal.missing.contains("32 tokens for a request of 38"));
+            assert!(
+                refusal
+                    .missing
+                    .contains("holds 32 tokens, a request needs 38")
+            );
         }
         stepgate::replay::Outcome::Predicted(_) => panic!("predicted"),
     }

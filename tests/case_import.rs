@@ -280,11 +280,12 @@ fn what_is_not_set_is_said() {
         ["line 1: --cuda-graph-max-bs 8 (graphs are disabled)"]
     );
     assert_eq!(
-        notes(&imported, NoteKind::Default)[..3],
+        notes(&imported, NoteKind::Default)[..4],
         [
             "--disable-radix-cache: the case has block_reuse true",
             "--chunked-prefill-size: its default depends on the GPU; in the case prompts are never \
              cut",
+            "--mem-fraction-static: the KV cache is bounded by all of the memory",
             "--max-running-requests: the case has the default, 2048",
         ]
     );

@@ -26,7 +26,7 @@ use stepgate::gate::Points;
 use stepgate::model::{RankLoad, Scenario};
 use stepgate::perfdb::{HostKey, HostRows};
 use stepgate::replay::Outcome;
-use stepgate::timing::{Boundary, Execution, HostClass, Policy, Topology};
+use stepgate::timing::{Boundary, Execution, HostClass, HostMode, Policy, Topology};
 
 use toy::{
     CPU, HostRow, METHODS, MODEL, SYSTEM, Times, Toy, ToyScope, VERSION, decode, eager, exact,
@@ -684,10 +684,10 @@ fn a_carried_dispatch_is_scaled_by_launches() {
         &dispatch(&[40.0, 60.0]),
     );
     let strict = toy.composer(Method::OpByOp, Policy::Strict);
-    assert_eq!(strict.submission(Execution::Eager, 0).0, 0.0);
+    assert_eq!(strict.submission(HostMode::Eager, 0).0, 0.0);
     let estimate = toy.composer(Method::OpByOp, Policy::Estimate);
     exact(
-        estimate.submission(Execution::Eager, 0).0,
+        estimate.submission(HostMode::Eager, 0).0,
         50.0 * 28.0 / 30.0,
         "dispatch carried over",
     );

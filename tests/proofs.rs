@@ -18,7 +18,7 @@ use stepgate::perfdb::OpKey;
 use stepgate::replay::{
     IterationRecord, Metric, Outcome, Prediction, RankRecord, RequestRecord, StepKind, StepLog,
 };
-use stepgate::timing::{Execution, InputError, Origin, Policy, RowId};
+use stepgate::timing::{Execution, HostClass, InputError, Origin, Policy, RowId};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// The point that was run again on the host its rows come from.
@@ -291,6 +291,43 @@ fn spoiled(
             Outcome::Predicted(prediction) => Outcome::Predicted(Box::new(spoil(*prediction))),
             refused @ Outcome::Refused(_) => refused,
         })
+    }
+}
+
+#[test]
+fn rows_of_steps_with_prompts_do_not_stand_for_decode_steps() {
+    let case = serving_case(CASE);
+    let mut scenario = case.scenario();
+    scenario.serving.cuda_graph = None;
+    for policy in Policy::ALL {
+        let outcome = points().replayer().predict(&scenario, policy);
+        let Ok(Outcome::Predicted(prediction)) = outcome else {
+            panic!("the case without graphs is predicted");
+        };
+        assert!(prediction.steps["decode eager"] > 0);
+        let missing = &prediction.coverage.missing;
+        let derived = prediction
+            .coverage
+            .derived
+            .get("host_dispatch (eager decode)");
+        match policy {
+            Policy::Strict => {
+                assert!(missing.contains("host_dispatch (eager decode)"));
+                assert_eq!(prediction.coverage.host, HostClass::Missing);
+                // The GPU alone: about the time of the graph's replay.
+                assert!(prediction.tpot.mean_ms < 4.0);
+            }
+            Policy::Estimate => {
+                let rule = derived.expect("derived from steps with prompts");
+                assert!(
+                    rule.ends_with("of steps with prompts, by launch counts"),
+                    "{rule}"
+                );
+                assert_eq!(prediction.coverage.host, HostClass::Derived);
+            }
+        }
+        let report = audit(&scenario, configs(), &prediction);
+        report.unwrap_or_else(|faults| panic!("{}: {faults:?}", policy.name()));
     }
 }
 

@@ -291,7 +291,9 @@ fn attention_dp_is_refused() {
     let mut scenario = served(&toy, 2, 2, 3);
     scenario.deployment.kernels.moe = Some(stepgate::perfdb::MoeKernel::Cutlass);
     match toy.replayer().predict(&scenario, Policy::Strict) {
-        Ok(Outcome::Refused(refusal)) => assert!(refusal.missing.contains("attention DP")),
+        Ok(Outcome::Refused(refusal)) => {
+            assert!(refusal.missing.contains("attention DP of sglang"))
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -404,10 +404,10 @@ fn a_query_that_nothing_anchors_is_refused_by_name() {
         dtype: "fp8".to_owned(),
     };
     for (key, missing) in [
-        (other_dtype, "gemm fp8 n=192 k=64 on toy_sxm"),
+        (other_dtype, "no row anchors gemm fp8 n=192 k=64 on toy_sxm"),
         (
             OpKey::AllReduce { gpus: 2 },
-            "all-reduce over 2 GPUs on toy_sxm (no table \
+            "no row anchors all-reduce over 2 GPUs on toy_sxm (no table \
              toy_sxm/comm/trtllm/1.3.0rc20/custom_allreduce_perf)",
         ),
     ] {

@@ -919,6 +919,9 @@ impl Draft<'_> {
                  never cut",
             );
         }
+        if !self.given.contains_key("serving.memory_fraction") {
+            self.unset("--mem-fraction-static: the KV cache is bounded by all of the memory");
+        }
         if !self.given.contains_key("serving.max_batch_size") {
             self.unset("--max-running-requests: the case has the default, 2048");
         }

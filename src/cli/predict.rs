@@ -147,18 +147,30 @@ fn headline(
         "  missing under estimate: {}",
         list(likely.coverage.missing.iter().cloned().collect())
     )?;
-    writeln!(
-        out,
-        "  derived under estimate: {}",
-        list(
-            likely
-                .coverage
-                .derived
+    if likely.coverage.derived.is_empty() {
+        writeln!(out, "  derived under estimate: none")?;
+    } else {
+        writeln!(out, "  derived under estimate:")?;
+        for (name, rule) in &likely.coverage.derived {
+            writeln!(out, "    {name} = {rule}")?;
+        }
+    }
+    let other_kernels: Vec<String> = floor
+        .coverage
+        .gpu
+        .iter()
+        .filter_map(|(op, flags)| {
+            let kernel = flags
                 .iter()
-                .map(|(name, rule)| format!("{name} = {rule}"))
-                .collect()
-        )
-    )
+                .find_map(|flag| flag.strip_prefix("ANOTHER KERNEL "))?;
+            Some(format!("{op} ({kernel})"))
+        })
+        .collect();
+    if !other_kernels.is_empty() {
+        let list = other_kernels.join(", ");
+        writeln!(out, "  rows of another kernel than the served one: {list}")?;
+    }
+    Ok(())
 }
 
 /// Whether strict left anything out.
@@ -234,6 +246,9 @@ fn explain(out: &mut dyn Write, policy: &str, prediction: &Prediction) -> io::Re
         .map(|(kind, count)| format!("{count} {kind}"))
         .collect();
     writeln!(out, "    steps: {}", steps.join(", "))?;
+    if let Some(tokens) = prediction.kv_tokens {
+        writeln!(out, "    KV cache: at most {tokens} tokens per rank group")?;
+    }
     for (name, way) in ["typical (p50)", "slowest"].iter().zip(&prediction.ways) {
         write_way(out, name, way, prediction)?;
     }
@@ -421,6 +436,7 @@ fn outcome_json(outcome: &Outcome, silicon: Option<&Silicon>) -> Value {
         "output_tokens_per_s": prediction.output_tokens_per_s,
         "steps": prediction.steps,
         "coverage": prediction.coverage,
+        "kv_tokens": prediction.kv_tokens,
         "silicon": silicon.map(|silicon| json!({
             "ttft_ms": silicon.ttft_ms,
             "tpot_ms": silicon.tpot_ms,

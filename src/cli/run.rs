@@ -127,7 +127,10 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 file: import.out,
                 force: import.force,
             };
-            case_command::import(&import.settings, &request, &target, out)?;
+            // Outside a project there is no model to check the case against.
+            let inside = arguments.root.is_some() || find_root().is_ok();
+            let points = if inside { Some(open()?) } else { None };
+            case_command::import(&import.settings, &request, points.as_ref(), &target, out)?;
         }
         Command::Tables {
             command:

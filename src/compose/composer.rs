@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
-    Boundary, Coverage, Execution, HostClass, InputError, NumberMap, Origin, Policy, Provenance,
-    Rows,
+    Boundary, Coverage, Execution, HostClass, HostMode, InputError, NumberMap, Origin, Policy,
+    Provenance, Rows,
 };
 
 use super::fast::{Course, Segments, Walk};
@@ -71,9 +71,6 @@ const HOST_BOUNDARIES: [Boundary; 4] = [
     Boundary::HostFinish,
 ];
 
-/// A graph of any captured batch.
-const GRAPH: Execution = Execution::FullGraph { captured_batch: 0 };
-
 const NOT_RUN: LookupId = LookupId(u32::MAX);
 
 impl PricedStep<'_> {
@@ -123,9 +120,11 @@ pub struct Composer {
     /// Load that each lane works on.
     lane_load: Vec<usize>,
     /// Host costs per mode (eager, full graph, piecewise) and lane.
-    host: [Vec<HostCosts>; 3],
+    host: [Vec<HostCosts>; 4],
     request: RequestTimes,
     host_class: HostClass,
+    /// The same for eager steps without prompts.
+    decode_class: HostClass,
     gaps: BTreeSet<Gap>,
     derived: BTreeMap<String, String>,
     method: Method,
@@ -213,9 +212,10 @@ impl Composer {
         let mut composer = Self {
             segments: Segments::default(),
             lane_load: Vec::new(),
-            host: [Vec::new(), Vec::new(), Vec::new()],
+            host: std::array::from_fn(|_| Vec::new()),
             request: RequestTimes::default(),
             host_class: HostClass::Missing,
+            decode_class: HostClass::Missing,
             gaps: BTreeSet::new(),
             derived: BTreeMap::new(),
             method: Method::Segments,
@@ -255,19 +255,15 @@ impl Composer {
             };
             database.host().find(&key, policy)
         };
-        let modes = [
-            Execution::Eager,
-            Execution::FullGraph { captured_batch: 0 },
-            Execution::Piecewise { captured_tokens: 0 },
-        ];
         let dispatch = find(Boundary::HostDispatch, Some(Execution::Eager));
         if let Some(found) = &dispatch {
             self.host_class = found.class;
         }
+        self.decode_class = self.host_class;
         let topology = deployment.parallel;
-        let entries = modes
+        let entries = HostMode::ALL
             .into_iter()
-            .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode))))
+            .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode.execution()))))
             .flatten()
             .map(|found| found.per_rank.len())
             .max()
@@ -278,33 +274,60 @@ impl Composer {
         } else {
             vec![0; entries.min(topology.ranks() as usize)]
         };
-        for (index, mode) in modes.into_iter().enumerate() {
+        for mode in HostMode::ALL {
             let mut covered = BTreeSet::new();
             let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
             for boundary in HOST_BOUNDARIES {
                 let applies = match boundary {
-                    Boundary::GraphLaunch => index != 0,
-                    Boundary::HostDispatch => index != 1,
+                    Boundary::GraphLaunch => {
+                        !matches!(mode, HostMode::Eager | HostMode::EagerDecode)
+                    }
+                    Boundary::HostDispatch => mode != HostMode::FullGraph,
                     _ => true,
                 };
                 if !applies {
                     continue;
                 }
-                let Some(found) = find(boundary, Some(mode)) else {
+                let mut found = find(boundary, Some(mode.execution()));
+                let rows = found
+                    .iter()
+                    .flat_map(|found| found.per_rank.iter().flatten());
+                let of_other_steps =
+                    mode == HostMode::EagerDecode && !rows.clone().all(|row| row.covers_decode());
+                if of_other_steps {
+                    let ids: Vec<&str> = rows.map(|row| row.id.as_str()).collect();
+                    let rule = format!("{} of steps with prompts", ids.join(" + "));
+                    found = found.filter(|_| policy == Policy::Estimate);
+                    if let Some(found) = &mut found {
+                        found.rule = Some(match &found.rule {
+                            Some(known) => format!("{known}, of steps with prompts"),
+                            None => rule,
+                        });
+                    }
+                    self.decode_class = match policy {
+                        Policy::Strict => HostClass::Missing,
+                        Policy::Estimate => HostClass::Derived,
+                    };
+                }
+                let Some(found) = found else {
                     self.gaps.insert(Gap {
                         boundary,
-                        mode: Some(mode.mode()),
+                        mode: Some(mode.name()),
                     });
                     continue;
                 };
                 for row in found.per_rank.iter().flatten() {
                     covered.extend(row.includes.iter().copied());
                 }
-                let ratio = match boundary {
+                let mut ratio = match boundary {
                     Boundary::HostDispatch => launch_ratio(&found, &self.plan, models, deployment)?,
                     _ => 1.0,
                 };
-                self.note_derived(boundary, Some(mode.mode()), &found, ratio);
+                if of_other_steps && boundary == Boundary::HostDispatch {
+                    let launches = |load| f64::from(self.plan.launches(load));
+                    ratio *= launches(&generation()) / launches(&mixed());
+                }
+                self.note_derived(boundary, Some(mode.name()), &found, ratio);
                 for (lane, costs) in lane_costs.iter_mut().enumerate() {
                     let entry = &found.per_rank[lane.min(found.per_rank.len() - 1)];
                     let lookup = Some(self.pricer.host(entry, ratio));
@@ -317,8 +340,8 @@ impl Composer {
                 }
             }
             self.gaps
-                .retain(|gap| gap.mode != Some(mode.mode()) || !covered.contains(&gap.boundary));
-            self.host[index] = lane_costs;
+                .retain(|gap| gap.mode != Some(mode.name()) || !covered.contains(&gap.boundary));
+            self.host[mode as usize] = lane_costs;
         }
         let mut request = |boundary| {
             let found = find(boundary, None);
@@ -409,13 +432,13 @@ impl Composer {
         self.request
     }
 
-    pub fn finish(&self, execution: Execution, lane: usize) -> Option<LookupId> {
-        self.host[execution.mode_index()][lane].finish
+    pub fn finish(&self, mode: HostMode, lane: usize) -> Option<LookupId> {
+        self.host[mode as usize][lane].finish
     }
 
     /// Host terms and time of a whole submission on `lane`: prepare, launch and dispatch.
-    pub fn submission(&self, execution: Execution, lane: usize) -> (f64, Vec<PathTerm>) {
-        let costs = self.host[execution.mode_index()][lane];
+    pub fn submission(&self, mode: HostMode, lane: usize) -> (f64, Vec<PathTerm>) {
+        let costs = self.host[mode as usize][lane];
         let mut terms = Vec::new();
         costs.terms(1.0, &mut terms);
         (costs.before_first_ms + costs.dispatch_ms, terms)
@@ -445,6 +468,7 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
+        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
         let any = self.price_step(loads, execution);
         let cut = self.segments.of(&any);
         let priced = PricedStep {
@@ -452,7 +476,7 @@ impl Composer {
             lookups: &self.lookups,
             times_ms: &self.times_ms,
             lane_load: &self.lane_load,
-            host: &self.host[execution.mode_index()],
+            host: &self.host[execution.host_mode(prompts) as usize],
             launches: match execution {
                 Execution::FullGraph { .. } => 0,
                 _ => cut.launches,
@@ -561,7 +585,7 @@ impl Composer {
             lookups: &steps.lookups,
             times_ms: &steps.times_ms,
             lane_load: &self.lane_load,
-            host: &self.host[GRAPH.mode_index()],
+            host: &self.host[HostMode::FullGraph as usize],
             launches: 0,
         };
         let walk = &mut steps.walk;
@@ -638,7 +662,9 @@ impl Composer {
     /// `requests` says whether the boundaries of requests are part of it.
     pub fn coverage(&self, modes: &BTreeSet<&'static str>, requests: bool) -> Coverage {
         let mut coverage = Coverage {
-            host: if modes.contains(Execution::Eager.mode()) {
+            host: if modes.contains(HostMode::EagerDecode.name()) {
+                self.decode_class
+            } else if modes.contains(HostMode::Eager.name()) {
                 self.host_class
             } else {
                 HostClass::NotNeeded
@@ -664,7 +690,8 @@ impl Composer {
             }
         }
         for (name, rule) in &self.derived {
-            let of_mode = ["eager", "full_graph", "piecewise"]
+            let of_mode = HostMode::ALL
+                .map(HostMode::name)
                 .into_iter()
                 .find(|mode| name.contains(&format!("({mode})")));
             if of_mode.map_or(requests, |mode| modes.contains(mode)) {
@@ -769,16 +796,27 @@ fn launch_ratio(
     if scope.topology == deployment.parallel && scope.model == deployment.model {
         return Ok(1.0);
     }
-    let mixed = RankLoad {
-        prompts: vec![1],
-        generation: 1,
-        padded: 1,
-        kv_sum: 1,
-        ..RankLoad::default()
-    };
     let mut measured = deployment.clone();
     measured.parallel = scope.topology;
     let config = ModelConfig::load(models, &scope.model)?;
     let measured = Plan::new(&config, &measured);
-    Ok(f64::from(plan.launches(&mixed)) / f64::from(measured.launches(&mixed)))
+    Ok(f64::from(plan.launches(&mixed())) / f64::from(measured.launches(&mixed())))
+}
+
+/// A step of one prompt and one generation request: which ops run, not how large they are.
+fn mixed() -> RankLoad {
+    RankLoad {
+        prompts: vec![1],
+        ..generation()
+    }
+}
+
+/// A step of one generation request.
+fn generation() -> RankLoad {
+    RankLoad {
+        generation: 1,
+        padded: 1,
+        kv_sum: 1,
+        ..RankLoad::default()
+    }
 }

@@ -214,7 +214,7 @@ impl Database {
             });
             return Ok(Ok((grid, flags)));
         }
-        let mut missing = format!("{key} on {system}");
+        let mut missing = format!("no row anchors {key} on {system}");
         if let Some(file) = absent.first() {
             missing = format!("{missing} (no table {})", label_of(&self.systems_dir, file));
         }

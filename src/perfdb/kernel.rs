@@ -633,7 +633,7 @@ pub(super) enum Want {
     Bracket(i64),
 }
 
-/// A lookup that nothing anchors: the prediction is refused, and the missing row is named.
+/// Why there is no prediction: the row that is missing, or what the deployment cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub missing: String,
@@ -641,7 +641,7 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no row anchors {}", self.missing)
+        f.write_str(&self.missing)
     }
 }
 

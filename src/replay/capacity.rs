@@ -13,6 +13,10 @@ use crate::perfdb::{GpuMemory, OpKey};
 /// (`free_gpu_memory_fraction`).
 const TRTLLM_FRACTION: f64 = 0.9;
 
+/// SGLang chooses its fraction by a formula of its own unless told otherwise
+/// (`--mem-fraction-static`): all of the memory is the bound that always holds.
+const SGLANG_FRACTION: f64 = 1.0;
+
 /// Tokens of KV cache that one rank group holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCapacity {
@@ -21,8 +25,7 @@ pub struct KvCapacity {
 
 impl KvCapacity {
     /// Capacity of a deployment whose cache gets `fraction` of the memory. `None`, and so no
-    /// limit, where the system's file gives no memory size, or where the fraction of an SGLang
-    /// server is not recorded (its default comes from a formula of its own).
+    /// limit, where the system's file gives no memory size.
     pub fn of(
         config: &ModelConfig,
         deployment: &Deployment,
@@ -35,7 +38,7 @@ impl KvCapacity {
         let cache = match deployment.backend.name {
             BackendName::Trtllm => (free - weights) * fraction.unwrap_or(TRTLLM_FRACTION),
             // A share of what is free before the weights are loaded holds both.
-            BackendName::Sglang => free * fraction? - weights,
+            BackendName::Sglang => free * fraction.unwrap_or(SGLANG_FRACTION) - weights,
         };
         let tokens = cache.max(0.0) / token_bytes(config, deployment) as f64;
         Some(Self {

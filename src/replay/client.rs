@@ -68,7 +68,7 @@ pub(super) enum Turn {
 impl Turn {
     pub fn refusal() -> Refusal {
         Refusal {
-            missing: "a schedule that fits the KV cache and the token limits".to_owned(),
+            missing: "requests wait that the KV cache and the token limits never let in".to_owned(),
         }
     }
 }

@@ -191,7 +191,10 @@ impl Replayer {
             parts_ms,
             path,
             launches: composer.plan().launches(&loads[0]),
-            coverage: composer.coverage(&BTreeSet::from([execution.mode()]), false),
+            coverage: composer.coverage(
+                &BTreeSet::from([execution.host_mode(!scenario.context.is_empty()).name()]),
+                false,
+            ),
         }))
     }
 }

@@ -3,7 +3,7 @@
 use crate::compose::{Composer, LaneStart, Part, Paths, Stamp, Stretch};
 use crate::model::RankLoad;
 use crate::perfdb::LookupId;
-use crate::timing::Execution;
+use crate::timing::{Execution, HostMode};
 
 pub(super) struct Lanes<'a> {
     composer: &'a mut Composer,
@@ -11,7 +11,7 @@ pub(super) struct Lanes<'a> {
     pub host: Vec<Stamp>,
     pub gpu: Vec<Stamp>,
     /// What is the same in every step, by execution mode and lane.
-    fixed: [Vec<Fixed>; 3],
+    fixed: [Vec<Fixed>; 4],
     client_transport: Stretch,
     ingress: Stretch,
     egress: Stretch,
@@ -30,13 +30,8 @@ impl<'a> Lanes<'a> {
         let mut paths = Paths::new();
         let origin = paths.origin();
         let lanes = composer.lanes();
-        let modes = [
-            Execution::Eager,
-            Execution::FullGraph { captured_batch: 0 },
-            Execution::Piecewise { captured_tokens: 0 },
-        ];
         let pricer = composer.pricer();
-        let fixed = modes.map(|mode| {
+        let fixed = HostMode::ALL.map(|mode| {
             (0..lanes)
                 .map(|lane| {
                     let (ms, terms) = composer.submission(mode, lane);
@@ -81,12 +76,15 @@ impl<'a> Lanes<'a> {
         latest(&self.host)
     }
 
-    /// Each host prepares and dispatches a step from its own time on.
-    pub fn dispatch(&mut self, execution: Execution, loads: &[RankLoad]) {
+    /// Each host prepares and dispatches a step from its own time on. What it does when the step is
+    /// done depends on the mode returned.
+    pub fn dispatch(&mut self, execution: Execution, loads: &[RankLoad]) -> HostMode {
+        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
+        let mode = execution.host_mode(prompts);
         let [starts, before] = &mut self.before;
         starts.clone_from(&self.host);
         before.clone_from(&self.gpu);
-        let fixed = &self.fixed[execution.mode_index()];
+        let fixed = &self.fixed[mode as usize];
         for (host, fixed) in self.host.iter_mut().zip(fixed) {
             *host = self.paths.after(*host, fixed.submission);
         }
@@ -99,7 +97,7 @@ impl<'a> Lanes<'a> {
                 .unwrap_or(starts[0]);
             let end = paths.reach(begin.node, begin.ms + replay.ms, replay.terms, replay.first);
             self.gpu.fill(end);
-            return;
+            return mode;
         }
         let from = &mut self.starts;
         for (lane, (host, gpu)) in starts.iter().zip(before.iter()).enumerate() {
@@ -111,7 +109,7 @@ impl<'a> Lanes<'a> {
                 let parent = end.from.stamp(starts, before);
                 *gpu = paths.reach(parent.node, end.ms, end.terms, end.first);
             }
-            return;
+            return mode;
         }
         let times = self.composer.step(loads, execution, from);
         for (lane, path) in times.gpu_path.iter().enumerate() {
@@ -119,11 +117,12 @@ impl<'a> Lanes<'a> {
             let terms = paths.store(&path.terms);
             self.gpu[lane] = paths.reach(parent.node, times.gpu_ms[lane], terms, LookupId(0));
         }
+        mode
     }
 
     /// Each host waits for its GPU's end of a step, then finishes the step.
-    pub fn finish(&mut self, gpu: &[Stamp], execution: Execution) {
-        let fixed = &self.fixed[execution.mode_index()];
+    pub fn finish(&mut self, gpu: &[Stamp], mode: HostMode) {
+        let fixed = &self.fixed[mode as usize];
         for ((host, end), fixed) in self.host.iter_mut().zip(gpu).zip(fixed) {
             *host = self.paths.after(end.latest(*host), fixed.finish);
         }

@@ -11,7 +11,7 @@ use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
 use super::capacity::KvCapacity;
 use super::client::Replayed;
 use super::lengths;
-use super::log::StepLog;
+use super::log::{StepKind, StepLog};
 use super::metrics::Metric;
 use super::{sglang, trtllm};
 
@@ -30,6 +30,8 @@ pub struct Prediction {
     /// Steps by kind and execution mode, for example `decode full_graph`.
     pub steps: BTreeMap<String, u64>,
     pub coverage: Coverage,
+    /// Tokens of KV cache per rank group; `None`: the system's memory is not known.
+    pub kv_tokens: Option<u64>,
     pub log: StepLog,
     /// Ways to a typical first token and to the slowest one.
     pub ways: Vec<RequestWay>,
@@ -203,10 +205,14 @@ impl Replayer {
             && capacity.tokens < u64::from(longest)
         {
             return Err(Refusal {
-                missing: format!(
-                    "a KV cache of {} tokens for a request of {longest}",
-                    capacity.tokens
-                ),
+                missing: if capacity.tokens == 0 {
+                    "the weights leave no memory for a KV cache".to_owned()
+                } else {
+                    format!(
+                        "the KV cache holds {} tokens, a request needs {longest}",
+                        capacity.tokens
+                    )
+                },
             });
         }
         let (run, made) = (&mut composer, &lengths);
@@ -226,7 +232,7 @@ impl Replayer {
                 .collect::<Vec<_>>()
         };
         let nothing = || Refusal {
-            missing: "a workload with requests of more than one output token".to_owned(),
+            missing: "no request has more than one output token: there is no TPOT".to_owned(),
         };
         let ttft = Metric::of(times(&|request| Some(request.ttft_ms()))).ok_or_else(nothing)?;
         let tpot = Metric::of(times(&|request| request.tpot_ms())).ok_or_else(nothing)?;
@@ -236,13 +242,13 @@ impl Replayer {
             .map(|request| request.last_token_ms)
             .fold(0.0, f64::max);
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
-        let mut counts = BTreeMap::new();
+        let (mut counts, mut modes) = (BTreeMap::new(), BTreeSet::new());
         for iteration in &log.iterations {
             if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
                 *counts.entry((kind, execution.mode())).or_insert(0) += 1;
+                modes.insert(execution.host_mode(kind != StepKind::Decode).name());
             }
         }
-        let modes: BTreeSet<&str> = counts.keys().map(|(_, mode)| *mode).collect();
         let steps = counts
             .into_iter()
             .map(|((kind, mode), count)| (format!("{} {mode}", kind.name()), count))
@@ -268,6 +274,7 @@ impl Replayer {
             output_tokens_per_s: tokens as f64 / end_ms * 1e3,
             steps,
             coverage: composer.coverage(&modes, true),
+            kv_tokens: capacity.map(|capacity| capacity.tokens),
             rows: composer.into_rows(),
             log,
         })

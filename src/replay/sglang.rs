@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::compose::{Composer, Part, Stamp};
 use crate::model::{RankLoad, Scenario, captured};
 use crate::perfdb::Refusal;
-use crate::timing::Execution;
+use crate::timing::{Execution, HostMode};
 
 use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Turn};
@@ -62,7 +62,7 @@ struct Piece {
 /// A launched batch whose result has not been processed.
 struct Pending {
     gpu: Vec<Stamp>,
-    execution: Execution,
+    mode: HostMode,
     /// Requests whose prompt ended in it; empty for a decode.
     prefilled: Vec<u32>,
     /// Requests that it gives their last token.
@@ -136,7 +136,7 @@ impl<'a> Executor<'a> {
     ) -> Result<Self, Refusal> {
         if scenario.deployment.parallel.dp > 1 {
             return Err(Refusal {
-                missing: "a replay of the sglang scheduler with attention DP".to_owned(),
+                missing: "attention DP of sglang is not modelled".to_owned(),
             });
         }
         let backend = scenario.deployment.backend.name;
@@ -503,10 +503,10 @@ impl<'a> Executor<'a> {
             ..RankRecord::default()
         };
         let execution = Execution::Eager;
-        self.lanes.dispatch(execution, &[load]);
+        let mode = self.lanes.dispatch(execution, &[load]);
         let pending = Pending {
             gpu: self.lanes.gpu.clone(),
-            execution,
+            mode,
             prefilled,
             finished,
             decode: false,
@@ -633,7 +633,7 @@ impl<'a> Executor<'a> {
             kv_sum: record.kv_sum,
             ..RankLoad::default()
         };
-        self.lanes.dispatch(execution, &[load]);
+        let mode = self.lanes.dispatch(execution, &[load]);
         let mut finished = self.ends.remove(&self.decodes).unwrap_or_default();
         finished.sort_unstable();
         self.decodes += 1;
@@ -643,7 +643,7 @@ impl<'a> Executor<'a> {
         }
         let pending = Pending {
             gpu: self.lanes.gpu.clone(),
-            execution,
+            mode,
             prefilled: Vec::new(),
             finished,
             decode: true,
@@ -653,7 +653,7 @@ impl<'a> Executor<'a> {
 
     /// Waits for a batch, updates its requests and sends their tokens.
     fn process(&mut self, batch: Pending) {
-        self.lanes.finish(&batch.gpu, batch.execution);
+        self.lanes.finish(&batch.gpu, batch.mode);
         let first = |request: &&u32| self.client.requests[**request as usize].recompute == 0;
         let first: Vec<u32> = batch.prefilled.iter().filter(first).copied().collect();
         if first.is_empty() && batch.finished.is_empty() {

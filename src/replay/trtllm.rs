@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::compose::{Composer, Part, Stamp};
 use crate::model::{Capacity, RankLoad, Scenario, captured};
 use crate::perfdb::Refusal;
-use crate::timing::Execution;
+use crate::timing::{Execution, HostMode};
 
 use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Request, Turn};
@@ -69,7 +69,7 @@ impl RankState {
 /// A dispatched step whose results are not out yet.
 struct Pending {
     gpu: Vec<Stamp>,
-    execution: Execution,
+    mode: HostMode,
     first: Vec<u32>,
     finished: Vec<u32>,
 }
@@ -454,12 +454,12 @@ impl<'a> Executor<'a> {
             load.padded = rank.padded;
             load.kv_sum = rank.kv_sum;
         }
-        self.lanes.dispatch(execution, &self.loads);
-        self.book(start, execution, chosen)
+        let mode = self.lanes.dispatch(execution, &self.loads);
+        self.book(start, mode, chosen)
     }
 
     /// Moves requests on by the step that was just dispatched.
-    fn book(&mut self, start: Stamp, execution: Execution, chosen: &[usize]) -> Pending {
+    fn book(&mut self, start: Stamp, mode: HostMode, chosen: &[usize]) -> Pending {
         let step = self.steps;
         self.steps += 1;
         let mut first = Vec::new();
@@ -511,7 +511,7 @@ impl<'a> Executor<'a> {
         finished.sort_unstable();
         Pending {
             gpu: self.lanes.gpu.clone(),
-            execution,
+            mode,
             first,
             finished,
         }
@@ -519,7 +519,7 @@ impl<'a> Executor<'a> {
 
     /// Waits for a step, updates its requests and sends their responses.
     fn finish(&mut self, step: Pending) {
-        self.lanes.finish(&step.gpu, step.execution);
+        self.lanes.finish(&step.gpu, step.mode);
         // Rank 0 responds; with attention DP it gathers the others' responses first.
         let respond = if self.ranks.len() > 1 {
             self.lanes.all_hosts()

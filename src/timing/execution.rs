@@ -71,13 +71,54 @@ pub enum Execution {
     Unknown,
 }
 
-impl Execution {
-    /// Position of the mode a step runs in: eager, full graph, piecewise.
-    pub fn mode_index(self) -> usize {
+/// What host work a step asks for. Rows of steps with prompts do not cover steps without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HostMode {
+    /// Eager, with prompts.
+    Eager,
+    FullGraph,
+    Piecewise,
+    /// Eager, generation only.
+    EagerDecode,
+}
+
+impl HostMode {
+    /// In the order of their discriminants.
+    pub const ALL: [Self; 4] = [
+        Self::Eager,
+        Self::FullGraph,
+        Self::Piecewise,
+        Self::EagerDecode,
+    ];
+
+    /// The name that coverage gives.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Eager | Self::Unknown => 0,
-            Self::FullGraph { .. } => 1,
-            Self::Piecewise { .. } => 2,
+            Self::Eager => "eager",
+            Self::FullGraph => "full_graph",
+            Self::Piecewise => "piecewise",
+            Self::EagerDecode => "eager decode",
+        }
+    }
+
+    /// A step's execution in this mode, at no size.
+    pub fn execution(self) -> Execution {
+        match self {
+            Self::Eager | Self::EagerDecode => Execution::Eager,
+            Self::FullGraph => Execution::FullGraph { captured_batch: 0 },
+            Self::Piecewise => Execution::Piecewise { captured_tokens: 0 },
+        }
+    }
+}
+
+impl Execution {
+    /// Which host rows a step takes that holds `prompts` or does not.
+    pub fn host_mode(self, prompts: bool) -> HostMode {
+        match self {
+            Self::Eager | Self::Unknown if prompts => HostMode::Eager,
+            Self::Eager | Self::Unknown => HostMode::EagerDecode,
+            Self::FullGraph { .. } => HostMode::FullGraph,
+            Self::Piecewise { .. } => HostMode::Piecewise,
         }
     }
 

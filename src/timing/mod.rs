@@ -11,7 +11,7 @@ mod table;
 
 pub use coverage::{Coverage, HostClass, Policy};
 pub use evaluation::Evaluation;
-pub use execution::{Boundary, CaptureOutcome, Execution, Observer};
+pub use execution::{Boundary, CaptureOutcome, Execution, HostMode, Observer};
 pub use fault::{InputError, Place};
 pub use file::read_text;
 pub use hash::NumberMap;

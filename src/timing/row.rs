@@ -115,7 +115,7 @@ pub struct Row {
     pub capture: CaptureOutcome,
     /// Module or op that was timed, for example `forward`.
     pub module: String,
-    /// Step phase the samples cover, for example `prefill_or_mixed`.
+    /// Step phase the samples cover; `prefill_or_mixed`: steps with prompts only.
     pub phase: String,
     /// Rank the row belongs to; absent where it holds for the server as a whole.
     #[serde(default)]
@@ -131,6 +131,13 @@ pub struct Row {
     /// Filled in by the loader from the file's head.
     #[serde(skip)]
     pub scope: Option<Arc<Scope>>,
+}
+
+impl Row {
+    /// Whether the samples cover steps without prompts.
+    pub fn covers_decode(&self) -> bool {
+        self.phase != "prefill_or_mixed"
+    }
 }
 
 fn succeeded() -> CaptureOutcome {

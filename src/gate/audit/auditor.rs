@@ -66,8 +66,8 @@ pub(super) struct Auditor<'a> {
     pub(super) priced: Vec<HashMap<u64, Rc<Cost>>>,
     pub(super) lookups: usize,
     pub(super) ties: usize,
-    /// By mode (eager, full graph, piecewise) and lane.
-    pub(super) hosts: [Vec<HostLane>; 3],
+    /// By mode (eager, full graph, piecewise, eager without prompts) and lane.
+    pub(super) hosts: [Vec<HostLane>; 4],
     pub(super) transport: Cost,
     pub(super) ingress: Cost,
     pub(super) egress: Cost,
@@ -139,7 +139,7 @@ impl<'a> Auditor<'a> {
             orders: [None, None, None, None],
             lookups: 0,
             ties: 0,
-            hosts: [Vec::new(), Vec::new(), Vec::new()],
+            hosts: std::array::from_fn(|_| Vec::new()),
             transport: Cost::default(),
             ingress: Cost::default(),
             egress: Cost::default(),

@@ -9,6 +9,7 @@ use crate::timing::Execution;
 use super::auditor::Auditor;
 use super::fault::{Check, SUM_REL, TIE_REL, close};
 use super::moment::Moment;
+use super::step::Load;
 
 /// A request, as far as it has come.
 #[derive(Debug, Clone, Default)]
@@ -156,9 +157,11 @@ impl Auditor<'_> {
         }
     }
 
-    pub(super) fn mode(&mut self, execution: Execution) -> Option<usize> {
+    pub(super) fn mode(&mut self, execution: Execution, loads: &[Load]) -> Option<usize> {
+        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
         match execution {
-            Execution::Eager => Some(0),
+            Execution::Eager if prompts => Some(0),
+            Execution::Eager => Some(3),
             Execution::FullGraph { .. } => Some(1),
             Execution::Piecewise { .. } => Some(2),
             Execution::Unknown => {

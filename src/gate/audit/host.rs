@@ -51,6 +51,22 @@ impl Auditor<'_> {
         groups.into_values().collect()
     }
 
+    /// Rows for a step of a mode. Rows of steps with prompts stand in for others only as derived.
+    fn step_rows(
+        &mut self,
+        boundary: Boundary,
+        mode: &str,
+        without_prompts: bool,
+    ) -> Vec<Vec<(Known, Arc<Row>)>> {
+        let rows = self.host_rows(boundary, Some(mode));
+        let strict = self.prediction.policy == Policy::Strict;
+        if strict && without_prompts && of_steps_with_prompts(&rows) {
+            Vec::new()
+        } else {
+            rows
+        }
+    }
+
     fn measured_here(&self, scope: &Scope, row: &Row) -> bool {
         let deployment = &self.scenario.deployment;
         let cpu = deployment.host_cpu.as_ref();
@@ -97,18 +113,30 @@ impl Auditor<'_> {
         } else {
             forward_rows.len().clamp(1, on.ranks() as usize)
         };
-        for (index, mode) in ["eager", "full_graph", "piecewise"].into_iter().enumerate() {
-            let prepare = self.host_rows(Boundary::HostPrepare, Some(mode));
-            let finish = self.host_rows(Boundary::HostFinish, Some(mode));
+        let modes = ["eager", "full_graph", "piecewise", "eager"];
+        for (index, mode) in modes.into_iter().enumerate() {
+            let without_prompts = index == 3;
+            let prepare = self.step_rows(Boundary::HostPrepare, mode, without_prompts);
+            let finish = self.step_rows(Boundary::HostFinish, mode, without_prompts);
             let launch = match mode {
                 "eager" => Vec::new(),
                 _ => self.host_rows(Boundary::GraphLaunch, Some(mode)),
             };
             let dispatch = match mode {
                 "full_graph" => Vec::new(),
-                _ => self.host_rows(Boundary::HostDispatch, Some(mode)),
+                _ => self.step_rows(Boundary::HostDispatch, mode, without_prompts),
             };
-            let work = self.launches_here_over_there(&dispatch);
+            let mut work = self.launches_here_over_there(&dispatch);
+            if without_prompts && of_steps_with_prompts(&dispatch) {
+                let deployment = &self.scenario.deployment;
+                let tasks = forward(self.config, deployment, deployment.parallel);
+                let all = launches(&tasks);
+                let kept: Vec<_> = tasks
+                    .into_iter()
+                    .filter(|(task, _)| task.runs(false, true))
+                    .collect();
+                work *= f64::from(launches(&kept)) / f64::from(all);
+            }
             for lane in 0..lanes {
                 let mut before = self.host_cost(Part::HostPrepare, &prepare, lane, 1.0);
                 let launch = self.host_cost(Part::GraphLaunch, &launch, lane, 1.0);
@@ -145,4 +173,11 @@ impl Auditor<'_> {
         let count = |config, on| f64::from(launches(&forward(config, deployment, on)));
         count(self.config, deployment.parallel) / count(there, scope.topology)
     }
+}
+
+fn of_steps_with_prompts(groups: &[Vec<(Known, Arc<Row>)>]) -> bool {
+    groups
+        .iter()
+        .flatten()
+        .any(|(_, row)| row.phase == "prefill_or_mixed")
 }

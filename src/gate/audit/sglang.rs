@@ -78,7 +78,7 @@ impl Auditor<'_> {
                 } else {
                     self.decode(index, *execution, record, &mut passes)
                 };
-                let Some(mode) = self.mode(*execution) else {
+                let Some(mode) = self.mode(*execution, std::slice::from_ref(&load)) else {
                     return;
                 };
                 if self.faults.len() >= FAULTS_MAX {

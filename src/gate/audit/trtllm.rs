@@ -54,7 +54,7 @@ impl Auditor<'_> {
                     if self.faults.len() >= FAULTS_MAX || ranks.len() != groups {
                         return;
                     }
-                    let Some(mode) = self.mode(*execution) else {
+                    let Some(mode) = self.mode(*execution, &loads) else {
                         return;
                     };
                     for (lane, host) in host.iter_mut().enumerate() {
