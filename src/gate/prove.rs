@@ -1,0 +1,95 @@
+//! The proofs over a case that was predicted: its prediction serves each of them.
+
+use crate::case::{Case, CaseFile};
+use crate::model::ModelConfig;
+use crate::replay::{Outcome, Prediction};
+use crate::timing::{InputError, Policy};
+
+use super::audit::audit;
+use super::points::{Points, Predicted};
+use super::proof::{Proof, ProofFailure, blindness, homogeneity, null, sees_no_answer, sums};
+
+/// Proves the estimate of a case; `Err`: its input cannot be read.
+pub(super) fn prove(
+    points: &Points,
+    name: &str,
+    predicted: &Predicted,
+) -> Result<Vec<ProofFailure>, InputError> {
+    let failures = match predicted {
+        Predicted::Serving { case, estimate, .. } => match estimate.as_ref() {
+            Outcome::Predicted(prediction) => {
+                return prove_serving(points, name, case, prediction);
+            }
+            Outcome::Refused(_) => sees_no_answer(name, &case.scenario()),
+        },
+        Predicted::Op { case, .. } => sees_no_answer(name, &case.scenario()),
+        Predicted::Step { case, .. } => sees_no_answer(name, &case.scenario()),
+    };
+    Ok(failures.err().into_iter().collect())
+}
+
+fn prove_serving(
+    points: &Points,
+    name: &str,
+    case: &Case,
+    prediction: &Prediction,
+) -> Result<Vec<ProofFailure>, InputError> {
+    let replayer = points.replayer();
+    let scenario = case.scenario();
+    let scaled = |factor: f64, recorded: Option<&_>| {
+        if factor == 1.0 && recorded.is_none() {
+            return Ok(Outcome::Predicted(Box::new(prediction.clone())));
+        }
+        replayer.predict_scaled(&scenario, Policy::Estimate, factor, |_| true, recorded)
+    };
+    let seen = |other: &Case| {
+        if std::ptr::eq(other, case) {
+            return figures(prediction);
+        }
+        match replayer.predict(&other.scenario(), Policy::Estimate) {
+            Ok(Outcome::Predicted(blind)) => figures(&blind),
+            Ok(Outcome::Refused(refusal)) => refusal.to_string(),
+            Err(error) => error.to_string(),
+        }
+    };
+    let config = ModelConfig::load(replayer.models(), &scenario.deployment.model)?;
+    let audited = audit(&scenario, &config, prediction)
+        .map(|_| ())
+        .map_err(|faults| {
+            let first = faults.first().map_or(String::new(), ToString::to_string);
+            let more = faults.len().saturating_sub(1);
+            ProofFailure::new(Proof::Audit, name, format!("{first} (and {more} more)"))
+        });
+    let proofs = [
+        sums(name, prediction),
+        audited,
+        null(name, scaled),
+        homogeneity(name, scaled),
+        blindness(name, case, seen),
+    ];
+    Ok(proofs.into_iter().filter_map(Result::err).collect())
+}
+
+/// Every exact figure of a prediction, one per line.
+fn figures(prediction: &Prediction) -> String {
+    let mut text = format!(
+        "{:?}\n{:?}\n{:?}\n{:?}\n{:?}\n",
+        prediction.ttft,
+        prediction.tpot,
+        prediction.ttft_receipt,
+        prediction.tpot_receipt,
+        prediction.coverage
+    );
+    for request in &prediction.log.requests {
+        text += &format!("{request:?}\n");
+    }
+    text
+}
+
+/// The proofs over the data itself: host rows and measured values are the cells they name.
+pub(super) fn prove_data(points: &Points, cases: &[CaseFile]) -> Vec<ProofFailure> {
+    let data = points.root().join("data");
+    let rows = super::proof::no_leak(&data).err();
+    let values = super::proof::measured_cells(&data, cases).err();
+    rows.into_iter().chain(values).flatten().collect()
+}
