@@ -227,15 +227,10 @@ fn shifted(project: &Project, name: &str, metric: &str, ms: f64) -> (String, Str
 }
 
 fn borrowed(edits: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
-    let one = |(file, from, to): &(String, String, String)| -> (&str, &str, &str) {
-        // Safe to shorten: the edits outlive the call.
-        (
-            Box::leak(file.clone().into_boxed_str()),
-            Box::leak(from.clone().into_boxed_str()),
-            Box::leak(to.clone().into_boxed_str()),
-        )
-    };
-    edits.iter().map(one).collect()
+    edits
+        .iter()
+        .map(|(file, from, to)| (file.as_str(), from.as_str(), to.as_str()))
+        .collect()
 }
 
 /// Another base: its sources differ, so everything runs.
@@ -380,7 +375,7 @@ fn a_row_measured_anew_is_a_row_effect() {
     project.accept();
     let report = project.json(1);
     let metrics = report["report"]["cases"].as_array().expect("cases").iter();
-    let mut moved = 0;
+    let (mut moved, mut by_row) = (0, 0.0);
     for one in metrics.flat_map(|case| case["metrics"].as_array().expect("metrics")) {
         if one["effects"].is_null() {
             continue;
@@ -392,11 +387,12 @@ fn a_row_measured_anew_is_a_row_effect() {
         let sum = effect("code_ms") + effect("row_ms") + effect("schedule_ms");
         assert!((sum - by).abs() < 1e-9, "{one}");
         assert!(effect("code_ms").abs() < 1e-9, "{one}");
+        // Where the host looks for requests once an iteration, a later one waits that much less.
         if one["metric"] == "ttft" {
-            assert!(effect("row_ms") > 0.5, "{one}");
+            by_row += effect("row_ms");
         }
     }
-    assert!(moved >= 4, "{moved}");
+    assert!(moved >= 4 && by_row > 0.2, "{moved} moves, {by_row} ms");
     let record = [
         "ledger",
         "record",
@@ -424,12 +420,17 @@ fn a_row_that_is_not_its_cell_fails_a_proof() {
 #[test]
 fn a_uniform_shift_needs_a_mechanism() {
     let project = Project::new();
-    project.measure("2.0356", "2.5356");
-    project.accept();
-    project.record(0, &["regression"]);
+    let edits = SERVING.map(|name| shifted(&project, name, "ttft_ms", -5.0));
+    let mut all = borrowed(&edits);
+    all.push(OTHER_CODE);
+    project.commit_with(&all);
+    project.record(0, &["-1.jsonl: 4 rows"]);
     project.gate(
         1,
-        &["uniform shift of strict ttft", "+0.5000 ms", "--mechanism"],
+        &[
+            "gpt-oss-120b/b200_sxm/trtllm: uniform shift of strict ttft in 4 points, +5.0000 ms",
+            "--mechanism",
+        ],
     );
     for file in project.ledger_files() {
         fs::remove_file(file).expect("removed");
@@ -734,16 +735,17 @@ fn reports_are_written_in_four_formats() {
     let report = project.json(1);
     assert_eq!(report["verdict"], "unrecorded change");
     assert_eq!(report["report"]["expected"], 6);
-    let write = |format: &str| {
-        let out = project.path(format);
-        let out = out.to_str().expect("UTF-8");
-        let arguments = ["gate", "--base", "HEAD", "--format", format, "--out", out];
-        project.says(&arguments, 1, &["gate: unrecorded change"]);
-        let text = project.read(format);
-        fs::remove_file(out).expect("removed");
-        text
-    };
-    let markdown = write("markdown");
+    let out = TempDir::new().expect("a folder");
+    let file = |name: &str| out.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (markdown, junit) = (file("gate.md"), file("gate.xml"));
+    let (json, text) = (file("gate.json"), file("gate"));
+    let mut arguments = vec!["gate", "--base", "HEAD", "--format", "markdown"];
+    for file in [&markdown, &junit, &json, &text] {
+        arguments.extend(["--out", file]);
+    }
+    project.says(&arguments, 1, &["gate: unrecorded change"]);
+    let read = |file: &str| fs::read_to_string(file).expect("a report");
+    let (markdown, junit) = (read(&markdown), read(&junit));
     for part in [
         "<!-- stepgate gate -->",
         "## stepgate: unrecorded change (exit code 1)",
@@ -751,7 +753,8 @@ fn reports_are_written_in_four_formats() {
     ] {
         assert!(markdown.contains(part), "{markdown}");
     }
-    let junit = write("junit");
+    assert_eq!(read(&text), markdown);
+    assert!(read(&json).starts_with('{'));
     assert!(junit.contains("tests=\"7\" failures=\"1\""), "{junit}");
     assert!(junit.contains("regression of strict ttft"), "{junit}");
     let mut reader = quick_xml::Reader::from_str(&junit);

@@ -152,9 +152,10 @@ pub struct GateArguments {
     pub base: String,
     #[arg(long, value_enum, default_value_t = Format::Terminal)]
     pub format: Format,
-    /// Write the report there; the terminal still gets its own
+    /// Write the report there, the terminal still gets its own; may be given again. A name that ends
+    /// in .md, .json or .xml decides the format
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub out: Vec<PathBuf>,
     /// JUnit files of test shards: together they must have run every point test, each once
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub results: Vec<PathBuf>,

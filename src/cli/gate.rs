@@ -20,15 +20,26 @@ pub fn run(root: &Path, asked: &GateArguments, out: &mut dyn Write) -> Result<u8
         today: today::today(asked.today)?,
         proofs: true,
     })?;
-    match &asked.out {
-        None => out.write_all(written(&analysis, asked.format)?.as_bytes())?,
-        Some(file) => {
-            let report = written(&analysis, asked.format)?;
-            write_whole(file, report.as_bytes(), true, &|_| Ok(()))?;
-            out.write_all(written(&analysis, Format::Terminal)?.as_bytes())?;
-        }
+    for file in &asked.out {
+        let report = written(&analysis, format_of(file, asked.format))?;
+        write_whole(file, report.as_bytes(), true, &|_| Ok(()))?;
     }
+    let shown = match asked.out[..] {
+        [] => asked.format,
+        _ => Format::Terminal,
+    };
+    out.write_all(written(&analysis, shown)?.as_bytes())?;
     Ok(analysis.exit_code())
+}
+
+/// The format that a file's name asks for.
+fn format_of(file: &Path, otherwise: Format) -> Format {
+    match file.extension().and_then(|ending| ending.to_str()) {
+        Some("md") => Format::Markdown,
+        Some("json") => Format::Json,
+        Some("xml") => Format::Junit,
+        _ => otherwise,
+    }
 }
 
 fn written(analysis: &Analysis, format: Format) -> Result<String, InputError> {

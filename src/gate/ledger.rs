@@ -380,7 +380,7 @@ pub fn write_whole(
         InputError::new(
             file,
             format!("cannot write the file: {error}"),
-            "nothing was recorded; make room or check the permissions, then run it again",
+            "nothing was written; make room or check the permissions, then run it again",
         )
     })
 }
