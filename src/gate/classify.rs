@@ -173,7 +173,7 @@ fn change(
             (None, None) => Class::Moved,
             (Some(old), Some(new)) => {
                 let errors = error_before_pct.zip(error_after_pct);
-                both_predicted(coverage, !left.is_empty(), errors, old == new)
+                both_predicted(coverage, &left, errors, old == new)
             }
         },
     };
@@ -190,21 +190,23 @@ fn change(
 
 fn both_predicted(
     coverage: Option<Turn>,
-    left: bool,
+    left: &[Left],
     errors: Option<(f64, f64)>,
     equal: bool,
 ) -> Class {
-    let mut class = if equal { Class::Same } else { Class::Tolerated };
-    if left {
-        class = match errors {
-            Some((before, after)) if after.abs() > before.abs() => Class::Regression,
-            Some((before, after)) if after.abs() < before.abs() => Class::Improvement,
-            _ => Class::Moved,
-        };
-    }
+    let of_coverage = |left: &&Left| left.path.starts_with("coverage.");
+    let only_coverage = left.iter().filter(of_coverage).count() == left.len();
+    let class = match errors {
+        _ if left.is_empty() && equal => Class::Same,
+        _ if left.is_empty() => Class::Tolerated,
+        _ if only_coverage => Class::Moved,
+        Some((before, after)) if after.abs() > before.abs() => Class::Regression,
+        Some((before, after)) if after.abs() < before.abs() => Class::Improvement,
+        _ => Class::Moved,
+    };
     match coverage {
         Some(Turn::Lost) => Class::CoverageLost,
-        Some(Turn::Gained) => class.min(Class::CoverageGained),
+        Some(Turn::Gained) if only_coverage => Class::CoverageGained,
         _ => class,
     }
 }
