@@ -290,7 +290,10 @@ fn only_changed_cases_run_where_the_fingerprint_is_equal() {
     project.says(
         &["gate", "--base", "HEAD", SERVING[1]],
         0,
-        &["0 cases expected, 0 executed, 6 untouched"],
+        &[
+            "0 cases expected, 0 executed, 5 untouched",
+            "1 changed cases are left out by the names given",
+        ],
     );
     project.says(
         &["gate", "--base", "HEAD", "gpt-4"],
@@ -366,7 +369,7 @@ fn a_row_measured_anew_is_a_row_effect() {
         1,
         &[
             "is not reproduced",
-            "is not recorded",
+            "not recorded",
             "rows: host/gpt-oss-tp2-ingress",
         ],
     );
@@ -505,7 +508,7 @@ fn coverage_that_is_lost_exits_3_and_passes_once_it_is_recorded() {
         3,
         &[
             "coverage lost",
-            "coverage_lost of strict ttft",
+            "coverage_lost: gpt-oss-120b",
             "coverage.missing",
         ],
     );
@@ -528,14 +531,14 @@ fn a_point_that_is_refused_exits_3() {
     let project = Project::new();
     fs::remove_file(project.path(MOE)).expect("removed");
     project.accept();
-    project.gate(3, &["refused of estimate tpot", "not recorded"]);
+    project.gate(3, &["refused: gpt-oss-120b", "not recorded"]);
     project.record(0, &["refused"]);
     project.gate(0, &["pass"]);
     project.commit();
     // And back again.
     copy(MOE, project.folder.path());
     project.accept();
-    project.gate(1, &["restored of strict ttft"]);
+    project.gate(1, &["restored: gpt-oss-120b"]);
 }
 
 #[test]

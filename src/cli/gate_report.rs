@@ -4,12 +4,14 @@ use std::fmt::Write;
 
 use serde_json::json;
 
-use crate::gate::{Analysis, CaseReport, Class, Effects, Kind, Left, MetricReport};
+use crate::gate::{About, Analysis, CaseReport, Class, Effects, Finding, Kind, Left, MetricReport};
 
 use super::text::Table;
 
 /// Most moves, findings and regressions on the page; JSON holds them all.
 const LISTED: usize = 40;
+/// Most unrecorded changes named one by one.
+const SINGLY: usize = 12;
 /// Most parts and rows named per move.
 const NAMED: usize = 4;
 /// The beginning of the Markdown, by which a comment is found again.
@@ -100,9 +102,15 @@ impl Shown<'_> {
     /// What the table's columns have no room for.
     fn details(&self) -> Vec<String> {
         let mut details = Vec::new();
-        let left = &self.metric.classified.change.left;
+        let mut left: Vec<&Left> = self.metric.classified.change.left.iter().collect();
+        // The parts say most, the times are in the columns.
+        left.sort_by_key(|left| match left.path.split('.').next() {
+            Some("ttft_parts_ms" | "tpot_parts_ms" | "path_ms") => 0,
+            Some("steps" | "coverage") => 1,
+            _ => 2,
+        });
         if !left.is_empty() {
-            let named: Vec<String> = left.iter().take(NAMED).map(part).collect();
+            let named: Vec<String> = left.iter().take(NAMED).map(|left| part(left)).collect();
             details.push(format!(
                 "left: {}{}",
                 named.join(", "),
@@ -170,6 +178,12 @@ fn summary(analysis: &Analysis) -> Vec<String> {
         counts(analysis),
         proofs(analysis),
     ];
+    if analysis.left_out > 0 {
+        let left_out = analysis.left_out;
+        lines.push(format!(
+            "{left_out} changed cases are left out by the names given: this says nothing of them"
+        ));
+    }
     if let Some(shards) = &analysis.shards {
         lines.push(format!(
             "shards: {} point tests expected, {} executed in {} files",
@@ -247,14 +261,33 @@ pub fn terminal(analysis: &Analysis) -> String {
         text.push_str(&String::from_utf8_lossy(&lines));
         let _ = write!(text, "{}", rest(analysis.open.len()));
     }
-    if !analysis.findings.is_empty() {
+    let shut = shut(analysis);
+    if !shut.is_empty() {
         let _ = writeln!(text, "\nwhat keeps the gate shut:");
-        for finding in analysis.findings.iter().take(LISTED) {
-            let _ = writeln!(text, "  {}", finding.what);
+        for line in shut.iter().take(LISTED) {
+            let _ = writeln!(text, "  {line}");
         }
-        let _ = write!(text, "{}", rest(analysis.findings.len()));
+        let _ = write!(text, "{}", rest(shut.len()));
     }
     text
+}
+
+/// The findings, what concerns everything first. Metrics that are not recorded are counted, and
+/// named one by one while they are few.
+fn shut(analysis: &Analysis) -> Vec<String> {
+    let mut findings: Vec<&Finding> = analysis.findings.iter().collect();
+    findings.sort_by_key(|finding| (finding.kind, finding.about));
+    let of_metric = |finding: &&&Finding| finding.about == About::Metric;
+    let unrecorded = findings.iter().filter(of_metric).count();
+    if unrecorded > SINGLY {
+        findings.retain(|finding| finding.about != About::Metric);
+    }
+    let mut lines: Vec<String> = findings.iter().map(|one| one.what.clone()).collect();
+    if unrecorded > SINGLY {
+        let line = format!("{unrecorded} changes are not recorded in the ledger");
+        lines.insert(0, line);
+    }
+    lines
 }
 
 fn rest(count: usize) -> String {
@@ -291,12 +324,13 @@ pub fn markdown(analysis: &Analysis) -> String {
     for line in summary(analysis) {
         let _ = writeln!(text, "- {}", plain(&line));
     }
-    if !analysis.findings.is_empty() {
+    let shut = shut(analysis);
+    if !shut.is_empty() {
         let _ = writeln!(text, "\n### What keeps the gate shut\n");
-        for finding in analysis.findings.iter().take(LISTED) {
-            let _ = writeln!(text, "- {}", plain(&finding.what));
+        for line in shut.iter().take(LISTED) {
+            let _ = writeln!(text, "- {}", plain(line));
         }
-        let _ = write!(text, "{}", rest(analysis.findings.len()).trim_start());
+        let _ = write!(text, "{}", rest(shut.len()).trim_start());
     }
     let outside = outside(analysis);
     if !outside.is_empty() {

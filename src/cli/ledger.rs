@@ -1,5 +1,6 @@
 //! `stepgate ledger`.
 
+use std::cmp::Ordering;
 use std::io::Write;
 use std::path::Path;
 
@@ -201,34 +202,47 @@ fn rows_of(case: &CaseReport, blessing: &Blessing) -> Vec<LedgerRow> {
 /// Where this change has a row for the metric already, a second one goes on from its end.
 /// `false`: nothing is left to say.
 fn continue_from(row: &mut LedgerRow, known: &[LedgerRow]) -> bool {
-    let last = known
-        .iter()
-        .rev()
-        .find(|old| old.is_of(&row.case, &row.policy, &row.metric));
-    let Some(from_ms) = last.and_then(|last| last.after_ms) else {
+    let is_it = |old: &&LedgerRow| old.is_of(&row.case, &row.policy, &row.metric);
+    let Some(last) = known.iter().rev().find(is_it) else {
         return true;
     };
-    let (Some(before_ms), Some(after_ms)) = (row.before_ms, row.after_ms) else {
-        return true;
-    };
+    let (from_ms, before_ms) = (last.after_ms, row.before_ms);
     if from_ms == before_ms {
         return true;
     }
-    row.before_ms = Some(from_ms);
-    row.error_before_pct = row
-        .silicon_ms
-        .map(|silicon_ms| error_pct(from_ms, silicon_ms));
-    row.code_effect_ms = row.code_effect_ms.map(|ms| ms + before_ms - from_ms);
-    if let (Class::Regression | Class::Moved | Class::Improvement, Some(before), Some(after)) =
-        (row.class, row.error_before_pct, row.error_after_pct)
-    {
-        row.class = match before.abs().total_cmp(&after.abs()) {
-            std::cmp::Ordering::Less => Class::Regression,
-            std::cmp::Ordering::Greater => Class::Improvement,
-            std::cmp::Ordering::Equal => Class::Moved,
-        };
+    row.before_ms = from_ms;
+    let silicon_ms = row.silicon_ms;
+    row.error_before_pct = from_ms
+        .zip(silicon_ms)
+        .map(|(ms, silicon)| error_pct(ms, silicon));
+    match (from_ms, before_ms, row.code_effect_ms) {
+        (Some(from_ms), Some(before_ms), Some(ms)) => {
+            row.code_effect_ms = Some(ms + before_ms - from_ms);
+        }
+        _ => {
+            row.code_effect_ms = None;
+            row.row_effect_ms = None;
+            row.schedule_effect_ms = None;
+        }
     }
-    from_ms != after_ms
+    row.class = class_from(row);
+    from_ms != row.after_ms
+}
+
+/// The class of a row whose beginning was moved.
+fn class_from(row: &LedgerRow) -> Class {
+    let errors = row.error_before_pct.zip(row.error_after_pct);
+    match (row.class, row.before_ms, row.after_ms) {
+        (Class::Evidence | Class::Removed, ..) => row.class,
+        (_, Some(_), None) => Class::Refused,
+        (_, None, Some(_)) => Class::Restored,
+        (Class::CoverageLost | Class::CoverageGained, ..) => row.class,
+        _ => match errors.map(|(before, after)| before.abs().total_cmp(&after.abs())) {
+            Some(Ordering::Less) => Class::Regression,
+            Some(Ordering::Greater) => Class::Improvement,
+            _ => Class::Moved,
+        },
+    }
 }
 
 /// Whether a name is of the pattern; `*` stands for any characters.

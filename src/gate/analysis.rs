@@ -15,7 +15,7 @@ use super::checks::{
 use super::classify::{Class, Classified};
 use super::cores::on_every_core;
 use super::effects::Effects;
-use super::impact::{Prints, Tree};
+use super::impact::{Prints, Tree, Wanted};
 use super::judge::{Job, JudgedCase, Work, base_points};
 use super::ledger::{LedgerRow, read_ledger};
 use super::open::open_regressions;
@@ -64,6 +64,12 @@ pub enum Kind {
     Unrecorded,
 }
 
+impl Finding {
+    pub(super) fn about(self, about: About) -> Self {
+        Self { about, ..self }
+    }
+}
+
 impl Kind {
     pub fn exit_code(self) -> u8 {
         match self {
@@ -75,10 +81,21 @@ impl Kind {
     }
 }
 
+/// What a finding is about: how a page orders and gathers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum About {
+    Project,
+    Case,
+    /// A metric that is not recorded: it stands among the moves, too.
+    Metric,
+}
+
 /// One thing that keeps the gate shut.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Finding {
     pub kind: Kind,
+    pub about: About,
     pub what: String,
 }
 
@@ -146,6 +163,8 @@ pub struct Analysis {
     pub expected: usize,
     pub executed: usize,
     pub untouched: usize,
+    /// Changed cases that the names given leave out.
+    pub left_out: usize,
     pub counts: BTreeMap<String, usize>,
     pub findings: Vec<Finding>,
     pub cases: Vec<CaseReport>,
@@ -189,7 +208,10 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
     let ledger = read_ledger(question.root)?;
     let tree = Tree::list(&points, &base)?;
     let mut findings = tree.findings();
-    let wanted = tree.wanted(question, &base, &prints)?;
+    let Wanted {
+        cases: wanted,
+        left_out,
+    } = tree.wanted(question, &base, &prints)?;
     let before_ledger = base_ledger(&base)?;
     findings.extend(ledger_findings(question.root, &before_ledger));
     let new_rows = new_rows(&before_ledger, &ledger);
@@ -243,8 +265,9 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
         untouched: tree
             .head
             .iter()
-            .filter(|name| !wanted.contains(*name))
+            .filter(|name| !wanted.contains(*name) && !left_out.contains(*name))
             .count(),
+        left_out: left_out.len(),
         fingerprint_before: prints.before,
         fingerprint_after: prints.after,
         counts: counts(&cases),
@@ -259,6 +282,7 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
 pub(super) fn found(kind: Kind, what: impl ToString) -> Finding {
     Finding {
         kind,
+        about: About::Project,
         what: what.to_string(),
     }
 }

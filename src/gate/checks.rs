@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::case::{CaseFile, Date};
 use crate::timing::{InputError, Policy};
 
-use super::analysis::{CaseReport, Finding, Kind, found};
+use super::analysis::{About, CaseReport, Finding, Kind, found};
 use super::band::Bands;
 use super::base::Base;
 use super::classify::{Classified, band_of};
@@ -50,7 +50,7 @@ impl CaseReport {
         let name = &self.case;
         if let Some(what) = &self.not_reproduced {
             let what = format!("{name}: the golden is not reproduced: {what}");
-            findings.push(found(Kind::Unrecorded, what));
+            findings.push(found(Kind::Unrecorded, what).about(About::Case));
         }
         for one in self.metrics.iter().filter(|one| one.recorded.is_none()) {
             let Classified {
@@ -70,7 +70,7 @@ impl CaseReport {
             let (class, policy, metric) = (class.name(), policy.name(), metric.name());
             let what =
                 format!("{name}: {class} of {policy} {metric} is not recorded in the ledger");
-            findings.push(found(kind, what));
+            findings.push(found(kind, what).about(About::Metric));
         }
         for one in self.evidence.iter().filter(|one| one.recorded.is_none()) {
             let value = |ms: Option<f64>| ms.map_or("nothing".to_owned(), |ms| ms.to_string());
@@ -80,7 +80,7 @@ impl CaseReport {
                  recorded in the ledger",
                 one.name
             );
-            findings.push(found(Kind::Unrecorded, what));
+            findings.push(found(Kind::Unrecorded, what).about(About::Case));
         }
         findings
     }

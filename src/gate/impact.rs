@@ -8,7 +8,7 @@ use walkdir::WalkDir;
 use crate::case::CaseFile;
 use crate::timing::InputError;
 
-use super::analysis::{COMPILER, Finding, Kind, NoVerdict, Question, found};
+use super::analysis::{About, COMPILER, Finding, Kind, NoVerdict, Question, found};
 use super::base::Base;
 use super::fingerprint::{DATA, Files, code_of, fingerprint};
 use super::ledger::LEDGER;
@@ -48,6 +48,13 @@ impl Prints {
     pub fn differ(&self) -> bool {
         self.before.as_ref() != Some(&self.after)
     }
+}
+
+/// The cases that run.
+pub(super) struct Wanted {
+    pub cases: BTreeSet<String>,
+    /// Changed cases that the question leaves out.
+    pub left_out: BTreeSet<String>,
 }
 
 /// Names of cases and goldens on both sides.
@@ -94,7 +101,7 @@ impl Tree {
         });
         stale
             .chain(bare)
-            .map(|what| found(Kind::Unrecorded, what))
+            .map(|what| found(Kind::Unrecorded, what).about(About::Case))
             .collect()
     }
 
@@ -104,7 +111,7 @@ impl Tree {
         question: &Question<'_>,
         base: &Base,
         prints: &Prints,
-    ) -> Result<BTreeSet<String>, NoVerdict> {
+    ) -> Result<Wanted, NoVerdict> {
         let all = || self.head.iter().chain(&self.base);
         if prints.differ() {
             if !question.cases.is_empty() {
@@ -114,28 +121,36 @@ impl Tree {
                         .to_owned(),
                 ));
             }
-            return Ok(all().cloned().collect());
+            return Ok(Wanted {
+                cases: all().cloned().collect(),
+                left_out: BTreeSet::new(),
+            });
         }
         let changed = |name: &&String| {
             !base.holds(&format!("cases/{name}.yaml"))
                 || !base.holds(&format!("goldens/{name}.snap"))
         };
-        let changed = all().filter(changed);
+        let changed: BTreeSet<String> = all().filter(changed).cloned().collect();
         if question.cases.is_empty() {
-            return Ok(changed.cloned().collect());
+            return Ok(Wanted {
+                cases: changed,
+                left_out: BTreeSet::new(),
+            });
         }
-        let asked = |name: &&String| {
+        let asked = |name: &String| {
             question.cases.iter().any(|asked| {
                 let rest = name.strip_prefix(asked.trim_end_matches('/'));
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
             })
         };
-        if !all().any(|name| asked(&name)) {
+        if !all().any(asked) {
             return Err(NoVerdict::Usage(
                 "no case has one of these names".to_owned(),
             ));
         }
-        Ok(changed.filter(asked).cloned().collect())
+        let (cases, left_out): (BTreeSet<String>, BTreeSet<String>) =
+            changed.into_iter().partition(asked);
+        Ok(Wanted { cases, left_out })
     }
 
     /// Op and step cases, whose measured values name their cells.

@@ -24,7 +24,7 @@ mod shards;
 mod uniform;
 
 pub use analysis::{
-    Analysis, COMPILER, CaseReport, EvidenceReport, Finding, Kind, MetricReport, NoVerdict,
+    About, Analysis, COMPILER, CaseReport, EvidenceReport, Finding, Kind, MetricReport, NoVerdict,
     OpenRegression, ProofReport, Question, analyse, compiler_file,
 };
 pub use audit::{AuditFault, AuditReport, Check, audit, check_weights};
