@@ -448,7 +448,7 @@ fn a_uniform_shift_needs_a_mechanism() {
         "--rows",
         "host/gpt-oss-tp2-egress",
     ];
-    project.says(&record, 0, &["mechanism: every first token"]);
+    project.says(&record, 0, &["-1.jsonl: 4 rows"]);
     project.gate(0, &["pass"]);
     project.says(
         &["ledger", "record", "--reason", "x", "--mechanism", "y"],

@@ -161,7 +161,8 @@ fn record(
         let shown = file.strip_prefix(root).unwrap_or(&file).display();
         writeln!(out, "{shown}: {} rows", rows.len())?;
         for row in &rows {
-            writeln!(out, "{}", in_words(row))?;
+            let words = in_words(row);
+            writeln!(out, "  {}", words.lines().next().unwrap_or(""))?;
         }
     } else {
         writeln!(

@@ -183,7 +183,7 @@ impl Analysis {
         worst.map_or(0, Kind::exit_code)
     }
 
-    /// Everything that needs a row in the ledger, worst class first.
+    /// Everything that needs a row in the ledger, worst class first, then the largest move.
     pub fn outside(&self) -> Vec<(&CaseReport, &MetricReport)> {
         let mut outside: Vec<_> = self
             .cases
@@ -191,7 +191,15 @@ impl Analysis {
             .flat_map(|case| case.metrics.iter().map(move |metric| (case, metric)))
             .filter(|(_, metric)| metric.classified.change.class.wants_record())
             .collect();
-        outside.sort_by_key(|(_, metric)| metric.classified.change.class);
+        let move_of = |metric: &MetricReport| {
+            let change = &metric.classified.change;
+            let times = change.before_ms.zip(change.after_ms);
+            times.map_or(0.0, |(before, after)| (after / before - 1.0).abs())
+        };
+        outside.sort_by(|(_, a), (_, b)| {
+            let class = a.classified.change.class.cmp(&b.classified.change.class);
+            class.then(move_of(b).total_cmp(&move_of(a)))
+        });
         outside
     }
 }

@@ -141,6 +141,12 @@ impl LedgerRow {
     }
 }
 
+/// Without what only the arithmetic brought in; well inside [`ROUNDING_MS`].
+fn rounded(ms: f64) -> f64 {
+    // Adding zero takes the sign from a negative one.
+    (ms * 1e7).round() / 1e7 + 0.0
+}
+
 /// What every row of one blessing says.
 #[derive(Debug, Clone)]
 pub struct Blessing {
@@ -168,9 +174,9 @@ impl Blessing {
             error_before_pct: change.error_before_pct,
             error_after_pct: change.error_after_pct,
             class: change.class,
-            code_effect_ms: effects.map(|effects| effects.code_ms),
-            row_effect_ms: effects.map(|effects| effects.row_ms),
-            schedule_effect_ms: effects.map(|effects| effects.schedule_ms),
+            code_effect_ms: effects.map(|effects| rounded(effects.code_ms)),
+            row_effect_ms: effects.map(|effects| rounded(effects.row_ms)),
+            schedule_effect_ms: effects.map(|effects| rounded(effects.schedule_ms)),
             policy: classified.policy.name().to_owned(),
             metric: classified.metric.name().to_owned(),
             ..self.bare(case, point)
