@@ -5,15 +5,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stepgate::case::CaseFile;
 use stepgate::compose::{LaneStart, Method};
 use stepgate::gate::Points;
 use stepgate::model::{RankLoad, Scenario};
+use stepgate::replay::Outcome;
 use stepgate::timing::{Execution, Policy};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const C4: &str = "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4";
+const SGLANG: &str = "qwen3.5-397b-a17b/b200-sglang-bf16/tp8/1024-1024-c4";
 
 fn points() -> Points {
     Points::open(Path::new(ROOT), None).expect("the project opens")
@@ -73,19 +75,32 @@ fn all_points(c: &mut Criterion) {
         .sample_size(10)
         .measurement_time(Duration::from_secs(10));
     for policy in Policy::ALL {
-        for (name, method) in [("op by op", Method::OpByOp), ("segments", Method::Segments)] {
-            group.bench_function(format!("{} {name}", policy.name()), |b| {
-                b.iter(|| {
-                    for scenario in &scenarios {
-                        black_box(
-                            points
-                                .replayer()
-                                .predict_by(scenario, policy, method)
-                                .expect("data"),
-                        );
-                    }
-                });
+        group.bench_function(policy.name(), |b| {
+            b.iter(|| {
+                for scenario in &scenarios {
+                    black_box(points.replayer().predict(scenario, policy).expect("data"));
+                }
             });
+        });
+    }
+    group.finish();
+}
+
+/// Time per iteration of the scheduler with 1, 4 and 16 times the requests: it must not grow.
+fn scaling(c: &mut Criterion) {
+    let points = points();
+    let mut group = c.benchmark_group("iterations");
+    group.sample_size(10);
+    for (backend, name) in [("trtllm", C4), ("sglang", SGLANG)] {
+        for times in [1, 4, 16] {
+            let mut scenario = scenario(&points, name);
+            scenario.workload.requests *= times;
+            let predict = || match points.replayer().predict(&scenario, Policy::Strict) {
+                Ok(Outcome::Predicted(prediction)) => prediction.log.iterations.len() as u64,
+                other => panic!("{name} is predicted: {other:?}"),
+            };
+            group.throughput(Throughput::Elements(predict()));
+            group.bench_function(format!("{backend}, {times}x requests"), |b| b.iter(predict));
         }
     }
     group.finish();
@@ -107,5 +122,5 @@ fn one_case_process(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(speed, mixed_step, all_points, one_case_process);
+criterion_group!(speed, mixed_step, scaling, all_points, one_case_process);
 criterion_main!(speed);

@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use stepgate::case::{Case, CaseFile};
-use stepgate::compose::{Part, Receipt};
+use stepgate::compose::{Part, Receipt, ReceiptLine};
 use stepgate::gate::{
     AuditFault, AuditReport, Check, Points, Predicted, Proof, audit, blindness, check_weights,
     homogeneity, measured_cells, no_leak, null, render, sees_no_answer, sums,
 };
-use stepgate::model::ModelConfig;
-use stepgate::replay::{Metric, Outcome, Prediction, RequestRecord, StepLog};
-use stepgate::timing::{InputError, Origin, Policy};
+use stepgate::model::{ModelConfig, Op, OpIndex, QkNorm, RankLoad};
+use stepgate::perfdb::OpKey;
+use stepgate::replay::{
+    IterationRecord, Metric, Outcome, Prediction, RankRecord, RequestRecord, StepKind, StepLog,
+};
+use stepgate::timing::{Execution, InputError, Origin, Policy, RowId};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// The point that was run again on the host its rows come from.
@@ -70,11 +74,28 @@ fn scaled(
     }
 }
 
+/// The config of every model, by model id.
+fn configs() -> &'static BTreeMap<String, ModelConfig> {
+    static CONFIGS: OnceLock<BTreeMap<String, ModelConfig>> = OnceLock::new();
+    CONFIGS.get_or_init(|| {
+        let models = points().replayer().models();
+        let mut configs = BTreeMap::new();
+        for entry in fs::read_dir(models).expect("the models list") {
+            let path = entry.expect("the models list").path();
+            if path.extension().is_some_and(|ending| ending == "json") {
+                let id = path.file_stem().expect("a file has a name");
+                let id = id.to_string_lossy().into_owned();
+                let config = ModelConfig::load(models, &id).expect("the config loads");
+                configs.insert(id, config);
+            }
+        }
+        configs
+    })
+}
+
 fn audited(case: &Case, prediction: &Prediction) -> Result<AuditReport, Vec<AuditFault>> {
     let scenario = case.scenario();
-    let models = points().replayer().models();
-    let config = ModelConfig::load(models, &scenario.deployment.model).expect("the config loads");
-    audit(&scenario, &config, prediction)
+    audit(&scenario, configs(), prediction)
 }
 
 /// Runs `prove` on every serving case and policy, on all cores; lists what fails.
@@ -83,7 +104,7 @@ fn over_every_case(prove: impl Fn(&str, &Case, Policy) -> Result<(), String> + S
         .into_iter()
         .flat_map(|(name, case)| Policy::ALL.map(|policy| (name.clone(), case.clone(), policy)))
         .collect();
-    assert!(work.len() >= 62, "only {} predictions", work.len());
+    assert!(work.len() >= 526, "only {} predictions", work.len());
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -134,22 +155,17 @@ fn times_scale_with_their_rows() {
     });
 }
 
+/// Requests, receipt and parts come to the mean, and the audit comes to the receipt.
 #[test]
 fn the_audit_arrives_at_every_receipt() {
-    over_every_case(|_, case, policy| {
-        let verdict = audited(case, &predict(case, policy));
-        match verdict {
+    over_every_case(|name, case, policy| {
+        let prediction = predict(case, policy);
+        sums(name, &prediction).map_err(|failure| failure.to_string())?;
+        match audited(case, &prediction) {
             Ok(report) if report.tied_lines == 0 => Ok(()),
             Ok(report) => Err(format!("{} lines differ by a tie", report.tied_lines)),
             Err(faults) => Err(listed(&faults)),
         }
-    });
-}
-
-#[test]
-fn receipts_parts_and_requests_come_to_the_mean() {
-    over_every_case(|name, case, policy| {
-        sums(name, &predict(case, policy)).map_err(|failure| failure.to_string())
     });
 }
 
@@ -470,6 +486,423 @@ fn a_false_decision_is_caught_by_the_audit() {
     ranks[0].kv_sum += 1;
     let faults = audited(&case, &faulty).expect_err("the audit sees it");
     assert_eq!(checks(&faults)[0], Check::Decisions, "{}", listed(&faults));
+}
+
+// ---- planted faults of each family: what only the audit can see
+
+/// One case per family: grouped-query attention with windows, latent attention with dense layers and
+/// a shared expert, a norm across ranks, gated deltanet under either runtime.
+const FAMILIES: [&str; 5] = [
+    CASE,
+    "deepseek-r1-0528/b200-trtllm-fp4/tp8/1024-1024-c4",
+    "minimax-m2.5/b200-trtllm/tp4/1024-1024-c4",
+    "qwen3.5-397b-a17b/b200-trtllm/tp8-ep8/1024-1024-c4",
+    "qwen3.5-397b-a17b/h100-sglang/tp8/1024-1024-c1",
+];
+
+/// Moves every first token, and every token behind it, so that the means become those of the
+/// receipts: nothing but the receipt's counts is wrong.
+fn settled(mut faulty: Prediction) -> Prediction {
+    let ttft_ms = faulty.ttft_receipt.total_ms() - faulty.ttft.mean_ms;
+    let tpot_ms = faulty.tpot_receipt.total_ms() - faulty.tpot.mean_ms;
+    for request in &mut faulty.log.requests {
+        request.first_token_ms += ttft_ms;
+        request.last_token_ms += ttft_ms + tpot_ms * f64::from(request.output - 1);
+    }
+    faulty.ttft = ttft_of(&faulty);
+    faulty.tpot = tpot_of(&faulty);
+    faulty
+}
+
+/// Adds to a receipt's line, which need not be there.
+fn add_to(receipt: &mut Receipt, part: Part, row: RowId, coefficient: f64, row_ms: f64) {
+    let line = receipt
+        .lines
+        .iter_mut()
+        .find(|line| (line.part, line.row) == (part, row));
+    match line {
+        Some(line) => line.coefficient += coefficient,
+        None => receipt.lines.push(ReceiptLine {
+            part,
+            row,
+            coefficient,
+        }),
+    }
+    receipt.parts_ms[part as usize] += coefficient * row_ms;
+}
+
+/// The prediction with the picked rows counted `factor` times, in TTFT and TPOT.
+fn recounted(honest: &Prediction, factor: f64, pick: impl Fn(&Origin) -> bool) -> Prediction {
+    let mut faulty = honest.clone();
+    for receipt in [&mut faulty.ttft_receipt, &mut faulty.tpot_receipt] {
+        for line in &mut receipt.lines {
+            if pick(honest.rows.origin(line.row)) {
+                let more = (factor - 1.0) * line.coefficient;
+                line.coefficient += more;
+                receipt.parts_ms[line.part as usize] += more * honest.rows.ms(line.row);
+            }
+        }
+    }
+    faulty
+}
+
+/// Holds that the audit sees a fault in a receipt: by the times, where these have been made to
+/// agree, and by the lines alone, where they have not.
+fn assert_audit_sees(what: &str, case: &Case, faulty: Prediction) {
+    let faults = audited(case, &faulty).expect_err(what);
+    assert!(
+        checks(&faults).contains(&Check::Receipt),
+        "{what}: {}",
+        listed(&faults)
+    );
+    let settled = settled(faulty);
+    assert_eq!(sums(what, &settled), Ok(()), "{what}: all adds up");
+    let faults = audited(case, &settled).expect_err(what);
+    assert!(
+        checks(&faults).contains(&Check::Times),
+        "{what}: {}",
+        listed(&faults)
+    );
+}
+
+/// The value of a row in an integer column of its table.
+fn column(origin: &Origin, name: &str) -> Option<i64> {
+    match origin {
+        Origin::Op { table, index, .. } => Some(*table.int(name).ok()?.get(*index as usize)?),
+        _ => None,
+    }
+}
+
+fn word<'a>(origin: &'a Origin, name: &str) -> Option<&'a str> {
+    match origin {
+        Origin::Op { table, index, .. } => Some(table.text(name).ok()?.get(*index as usize)?),
+        _ => None,
+    }
+}
+
+fn of_table(origin: &Origin, name: &str) -> bool {
+    matches!(origin, Origin::Op { table, .. } if table.label.ends_with(name))
+}
+
+fn of_gemm(origin: &Origin, n: RangeInclusive<i64>, k: RangeInclusive<i64>) -> bool {
+    let within = |name, range: RangeInclusive<i64>| {
+        column(origin, name).is_some_and(|value| range.contains(&value))
+    };
+    of_table(origin, "/gemm_perf") && within("n", n) && within("k", k)
+}
+
+/// A kind of op, a case that launches it, and the rows that price it.
+type Kind = (&'static str, &'static str, fn(&Origin) -> bool);
+
+const DEEPSEEK: &str = FAMILIES[1];
+const MINIMAX: &str = FAMILIES[2];
+const QWEN: &str = FAMILIES[3];
+const QWEN_SGLANG: &str = FAMILIES[4];
+
+const KINDS: [Kind; 12] = [
+    ("latent attention of prompts", DEEPSEEK, |row| {
+        of_table(row, "/context_mla_perf")
+    }),
+    ("latent attention of generation", DEEPSEEK, |row| {
+        of_table(row, "/generation_mla_perf")
+    }),
+    ("folded latent projections", DEEPSEEK, |row| {
+        of_table(row, "/mla_bmm_perf")
+    }),
+    ("latent down projection", DEEPSEEK, |row| {
+        // Two lines of the table stand around 1536 + 512 + 64.
+        of_gemm(row, 2048..=2560, 7168..=7168)
+    }),
+    ("dense first layers", DEEPSEEK, |row| {
+        // And around 18432 / 8.
+        of_gemm(row, 7168..=7168, 2048..=2560)
+    }),
+    ("shared expert of DeepSeek", DEEPSEEK, |row| {
+        of_gemm(row, 512..=512, 7168..=7168)
+    }),
+    ("gathers of queries, keys and others", MINIMAX, |row| {
+        word(row, "op_name") == Some("all_gather")
+    }),
+    ("convolution of prompts", QWEN, |row| {
+        word(row, "kernel_source") == Some("causal_conv1d_fn")
+    }),
+    ("delta rule of prompts", QWEN_SGLANG, |row| {
+        word(row, "kernel_source") == Some("chunk_gated_delta_rule")
+    }),
+    ("recurrent delta rule", QWEN_SGLANG, |row| {
+        word(row, "kernel_source").is_some_and(|name| name.starts_with("fused_recurrent"))
+    }),
+    ("shared expert of Qwen", QWEN, |row| {
+        of_gemm(row, 4096..=4096, 128..=128)
+    }),
+    ("sums over ranks", QWEN_SGLANG, |row| {
+        of_table(row, "/custom_allreduce_perf")
+    }),
+];
+
+#[test]
+fn a_factor_in_any_kind_of_op_is_caught_by_the_audit() {
+    for name in FAMILIES {
+        let case = serving_case(name);
+        let honest = predict(&case, Policy::Strict);
+        for (what, _, pick) in KINDS.iter().filter(|(_, of, _)| *of == name) {
+            let faulty = recounted(&honest, 1.03, pick);
+            let moved_ms = [
+                (&faulty.ttft_receipt, &honest.ttft_receipt),
+                (&faulty.tpot_receipt, &honest.tpot_receipt),
+            ];
+            let moved_ms = moved_ms.map(|(after, before)| after.total_ms() - before.total_ms());
+            assert!(
+                moved_ms.iter().any(|ms| *ms > 1e-6),
+                "{what}: {moved_ms:?} ms"
+            );
+            assert_audit_sees(what, &case, faulty);
+        }
+    }
+}
+
+/// As if one launch of one op were missing from one request's way to its first token.
+#[test]
+fn an_op_dropped_from_a_receipt_is_caught_by_the_audit() {
+    let next = AtomicUsize::new(0);
+    let dropped = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(name) = FAMILIES.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    dropped.fetch_add(drop_each_op(name), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let dropped = dropped.into_inner();
+    assert!(dropped >= 80, "only {dropped} ops");
+}
+
+fn drop_each_op(name: &str) -> usize {
+    let case = serving_case(name);
+    let scenario = case.scenario();
+    let honest = predict(&case, Policy::Strict);
+    let composer = points().replayer().composer(&scenario, Policy::Strict);
+    let Ok(Ok(mut composer)) = composer else {
+        panic!("{name} is not composed");
+    };
+    let load = RankLoad {
+        prompts: vec![scenario.workload.isl],
+        generation: 1,
+        padded: 1,
+        kv_sum: u64::from(scenario.workload.isl),
+        ..RankLoad::default()
+    };
+    let weight = 1.0 / honest.log.requests.len() as f64;
+    let ops = composer.plan().ops.clone();
+    for (index, op) in ops.iter().enumerate() {
+        let lookup = composer.price_alone(OpIndex(index as u16), &load);
+        let part = if op.key.is_collective() {
+            Part::Transfer
+        } else {
+            Part::Kernel
+        };
+        let mut faulty = honest.clone();
+        for term in composer.pricer().terms(lookup) {
+            let row_ms = honest.rows.ms(term.row);
+            let less = -weight * term.coefficient();
+            add_to(&mut faulty.ttft_receipt, part, term.row, less, row_ms);
+        }
+        let faults = audited(&case, &faulty).expect_err(&op.name);
+        assert!(
+            checks(&faults).contains(&Check::Receipt),
+            "{name}, {}: {}",
+            op.name,
+            listed(&faults)
+        );
+    }
+    ops.len()
+}
+
+/// An op that the config asks for and the forward lacks, or the other way round: the audit reads
+/// another config than the prediction did.
+#[test]
+fn an_op_missing_from_the_forward_is_caught_by_the_audit() {
+    type Change = fn(&mut ModelConfig);
+    let changes: [(&str, &str, Change); 8] = [
+        ("no shared expert", DEEPSEEK, |config| config.shared_ffn = 0),
+        ("no dense layers", DEEPSEEK, |config| {
+            config.dense_layers = 0
+        }),
+        ("one dense layer less", DEEPSEEK, |config| {
+            config.dense_layers -= 1
+        }),
+        ("no norm of queries and keys", MINIMAX, |config| {
+            config.qk_norm = None
+        }),
+        ("norms per head", MINIMAX, |config| {
+            config.qk_norm = Some(QkNorm::PerHead);
+        }),
+        ("no gate", QWEN, |config| config.gated_attention = false),
+        ("no shared expert", QWEN_SGLANG, |config| {
+            config.shared_ffn = 0
+        }),
+        ("one linear layer less", QWEN_SGLANG, |config| {
+            if let Some(net) = &mut config.deltanet {
+                net.layers[0] = false;
+            }
+        }),
+    ];
+    for (what, name, change) in changes {
+        let case = serving_case(name);
+        let scenario = case.scenario();
+        let mut configs = configs().clone();
+        change(
+            configs
+                .get_mut(&scenario.deployment.model)
+                .expect("the model has a config"),
+        );
+        let verdict = audit(&scenario, &configs, &predict(&case, Policy::Strict));
+        let faults = verdict.expect_err(what);
+        // Seen at the first lookup that has no row, or in the times.
+        let seen = [Check::Lookup, Check::Times];
+        let seen = seen.iter().any(|check| checks(&faults).contains(check));
+        assert!(seen, "{name}, {what}: {}", listed(&faults));
+    }
+}
+
+/// A case whose prompts are cut, and the piece that goes on first.
+fn cut_case() -> (Case, Prediction, (u32, u32, u32)) {
+    let case = serving_case("qwen3.5-397b-a17b/b300-sglang-fp8/tp4/8192-1024-c32");
+    let prediction = predict(&case, Policy::Strict);
+    let steps = prediction.log.iterations.iter();
+    let ranks = steps.filter_map(|iteration| Some(&iteration.step.as_ref()?.1[0]));
+    let piece = ranks
+        .flat_map(|rank| rank.context.iter().zip(&rank.chunks))
+        .map(|(request, (before, tokens))| (*request, *before, *tokens))
+        .find(|(_, before, _)| *before > 0)
+        .expect("some prompt is cut");
+    (case, prediction, piece)
+}
+
+/// As if a piece of a prompt attended to itself alone.
+#[test]
+fn a_piece_without_what_lies_before_it_is_caught_by_the_audit() {
+    let (case, honest, (request, before, tokens)) = cut_case();
+    let scenario = case.scenario();
+    let composer = points().replayer().composer(&scenario, Policy::Strict);
+    let Ok(Ok(mut composer)) = composer else {
+        panic!("the case is not composed");
+    };
+    let attends = |op: &Op| matches!(op.key, OpKey::ContextAttention(_));
+    let op = composer.plan().ops.iter().position(attends);
+    let op = OpIndex(op.expect("there is attention") as u16);
+    let mut faulty = honest.clone();
+    let weight = 1.0 / honest.log.requests.len() as f64;
+    for (sign, prefixes) in [(1.0, vec![]), (-1.0, vec![before])] {
+        let load = RankLoad {
+            prompts: vec![tokens],
+            prefixes,
+            ..RankLoad::default()
+        };
+        let lookup = composer.price_alone(op, &load);
+        for term in composer.pricer().terms(lookup) {
+            let coefficient = sign * weight * term.coefficient();
+            let row_ms = honest.rows.ms(term.row);
+            add_to(
+                &mut faulty.ttft_receipt,
+                Part::Kernel,
+                term.row,
+                coefficient,
+                row_ms,
+            );
+        }
+    }
+    let moved_ms = honest.ttft_receipt.total_ms() - faulty.ttft_receipt.total_ms();
+    assert!(moved_ms > 1e-6, "request {request} moves {moved_ms} ms");
+    assert_audit_sees("a piece alone", &case, faulty);
+}
+
+#[test]
+fn false_decisions_of_sglang_are_caught_by_the_audit() {
+    let (case, honest, piece) = cut_case();
+    let is_cut = |rank: &RankRecord| {
+        let pieces = rank.context.iter().zip(&rank.chunks);
+        let mut pieces = pieces.map(|(request, (before, tokens))| (*request, *before, *tokens));
+        pieces.any(|known| known == piece)
+    };
+    type Of<'a> = &'a dyn Fn(&RankRecord) -> bool;
+    type Lie = fn(&mut RankRecord);
+    let lies: [(&str, Of<'_>, Lie); 5] = [
+        ("a longer prefix", &is_cut, |rank| rank.chunks[0].0 += 1),
+        ("a shorter piece", &is_cut, |rank| rank.chunks[0].1 -= 1),
+        ("whole prompts", &is_cut, |rank| rank.chunks.clear()),
+        ("another order", &|rank| rank.context.len() > 1, |rank| {
+            rank.context.reverse();
+        }),
+        ("a request less", &|rank| rank.generation > 1, |rank| {
+            rank.generation -= 1;
+        }),
+    ];
+    for (what, of, lie) in lies {
+        let mut faulty = honest.clone();
+        let mut steps = faulty.log.iterations.iter_mut();
+        let lied = steps.find_map(|iteration| {
+            let (_, ranks) = iteration.step.as_mut()?;
+            of(&ranks[0]).then(|| lie(&mut ranks[0]))
+        });
+        assert!(lied.is_some(), "{what} fits nowhere");
+        let faults = audited(&case, &faulty).expect_err(what);
+        let seen = checks(&faults).contains(&Check::Decisions);
+        assert!(seen, "{what}: {}", listed(&faults));
+    }
+}
+
+#[test]
+fn false_decisions_of_tensorrt_llm_are_caught_by_the_audit() {
+    type Lie = fn(&mut IterationRecord) -> bool;
+    let padded = "deepseek-r1-0528/b200-trtllm-fp4/dp8-ep8/1024-1024-c128";
+    let lies: [(&str, &str, Lie); 5] = [
+        ("more captured tokens", padded, |iteration| {
+            match &mut iteration.step {
+                Some((Execution::Piecewise { captured_tokens }, _)) => *captured_tokens += 1,
+                _ => return false,
+            }
+            true
+        }),
+        (
+            "eager for piecewise",
+            padded,
+            |iteration| match &mut iteration.step {
+                Some((execution @ Execution::Piecewise { .. }, _)) => {
+                    *execution = Execution::Eager;
+                    true
+                }
+                _ => false,
+            },
+        ),
+        ("a larger graph", MINIMAX, |iteration| {
+            match &mut iteration.step {
+                Some((Execution::FullGraph { captured_batch }, _)) => *captured_batch += 1,
+                _ => return false,
+            }
+            true
+        }),
+        ("a pause where requests enter whole", CASE, |iteration| {
+            let decodes = iteration.kind() == Some(StepKind::Decode);
+            iteration.paused = if decodes { vec![0] } else { vec![] };
+            decodes
+        }),
+        ("a pause of who does not run", MINIMAX, |iteration| {
+            iteration.paused = vec![u32::MAX];
+            true
+        }),
+    ];
+    for (what, name, lie) in lies {
+        let case = serving_case(name);
+        let mut faulty = predict(&case, Policy::Strict);
+        let lied = faulty.log.iterations.iter_mut().any(lie);
+        assert!(lied, "{what} fits nowhere");
+        let faults = audited(&case, &faulty).expect_err(what);
+        let seen = checks(&faults).contains(&Check::Decisions);
+        assert!(seen, "{what}: {}", listed(&faults));
+    }
 }
 
 #[test]

@@ -73,6 +73,7 @@ fn gemm(n: u32, k: u32) -> OpKey {
 
 fn attention(window: u32) -> AttentionKey {
     AttentionKey {
+        kernel: None,
         heads: 4,
         kv_heads: 2,
         head_dim: 24,

@@ -1,17 +1,18 @@
 //! Resolves a deployment's ops and host rows once, then composes its steps.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
 use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
-    Boundary, Coverage, Execution, HostClass, InputError, Origin, Policy, Provenance, Rows,
+    Boundary, Coverage, Execution, HostClass, InputError, NumberMap, Origin, Policy, Provenance,
+    Rows,
 };
 
-use super::fast::{self, Segments};
-use super::lanes::{self, LaneStart, StepTimes};
-use super::path::{Part, PathTerm, TermRange};
+use super::fast::{Course, Segments, Walk};
+use super::lanes::{self, LaneStart, PathStart, StepTimes};
+use super::path::{Part, PathTerm, Paths, TermRange};
 
 /// How steps are composed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,9 +54,9 @@ pub struct Gap {
 /// A step with its ops priced.
 pub(super) struct PricedStep<'a> {
     pub plan: &'a Plan,
-    pub pricer: &'a Pricer,
-    /// Lookup of each op per load, `NOT_RUN` where the step does not launch it.
+    /// Lookup of each op per load, `NOT_RUN` where the step does not launch it, and its time.
     lookups: &'a [LookupId],
+    times_ms: &'a [f64],
     lane_load: &'a [usize],
     pub host: &'a [HostCosts],
     /// Kernels the host submits op by op; 0 where a graph holds them.
@@ -70,6 +71,9 @@ const HOST_BOUNDARIES: [Boundary; 4] = [
     Boundary::HostFinish,
 ];
 
+/// A graph of any captured batch.
+const GRAPH: Execution = Execution::FullGraph { captured_batch: 0 };
+
 const NOT_RUN: LookupId = LookupId(u32::MAX);
 
 impl PricedStep<'_> {
@@ -82,7 +86,7 @@ impl PricedStep<'_> {
     }
 
     pub fn ms(&self, lane: usize, op: OpIndex) -> f64 {
-        self.pricer.ms(self.lookup(lane, op))
+        self.times_ms[self.lane_load[lane] * self.plan.ops.len() + usize::from(op.0)]
     }
 
     pub fn part(&self, op: OpIndex) -> Part {
@@ -126,32 +130,51 @@ pub struct Composer {
     derived: BTreeMap<String, String>,
     method: Method,
     lookups: Vec<LookupId>,
-    decode_bases: HashMap<u32, DecodeBase>,
+    times_ms: Vec<f64>,
+    decode_bases: NumberMap<u32, DecodeBase>,
+    decode_steps: NumberMap<u32, DecodeSteps>,
 }
 
 /// Everything of a decode replay that does not depend on KV lengths.
-#[derive(Debug, Clone, Copy)]
-pub struct DecodeBase {
-    pub(super) ms: f64,
-    pub(super) terms: TermRange,
+#[derive(Debug, Clone)]
+struct DecodeBase {
+    ms: f64,
+    terms: TermRange,
+    /// The ops that do, with how often each stands in the forward.
+    decode: Vec<(OpIndex, f64)>,
 }
 
 /// A decode replay whose lanes all do the same work.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replay {
     pub ms: f64,
-    /// Terms shared by every replay of the same captured batch.
-    pub shared: TermRange,
-    /// Terms that depend on the KV lengths.
-    pub terms: Vec<PathTerm>,
+    pub terms: TermRange,
+    /// The lookup that counted terms are counted from.
+    pub first: LookupId,
 }
 
-fn mode_index(execution: Execution) -> usize {
-    match execution {
-        Execution::Eager | Execution::Unknown => 0,
-        Execution::FullGraph { .. } => 1,
-        Execution::Piecewise { .. } => 2,
-    }
+/// Replays of one captured batch on lanes that attend to different lengths: what stays from step
+/// to step.
+#[derive(Debug, Clone)]
+struct DecodeSteps {
+    /// The ops that depend on KV lengths.
+    decode: Vec<usize>,
+    lookups: Vec<LookupId>,
+    times_ms: Vec<f64>,
+    walk: Walk,
+    /// Paths to the ends of the lanes, by their course. In a graph the host submits everything at
+    /// once, so a course says it all.
+    paths: NumberMap<Course, Vec<(PathStart, TermRange)>>,
+}
+
+/// Where a lane's stream ends and how it got there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LaneEnd {
+    pub ms: f64,
+    pub from: PathStart,
+    pub terms: TermRange,
+    /// The lookup that counted terms are counted from.
+    pub first: LookupId,
 }
 
 impl Composer {
@@ -197,7 +220,9 @@ impl Composer {
             derived: BTreeMap::new(),
             method: Method::Segments,
             lookups: Vec::new(),
-            decode_bases: HashMap::new(),
+            times_ms: Vec::new(),
+            decode_bases: NumberMap::default(),
+            decode_steps: NumberMap::default(),
             plan,
             pricer,
             op_ids,
@@ -385,12 +410,12 @@ impl Composer {
     }
 
     pub fn finish(&self, execution: Execution, lane: usize) -> Option<LookupId> {
-        self.host[mode_index(execution)][lane].finish
+        self.host[execution.mode_index()][lane].finish
     }
 
     /// Host terms and time of a whole submission on `lane`: prepare, launch and dispatch.
     pub fn submission(&self, execution: Execution, lane: usize) -> (f64, Vec<PathTerm>) {
-        let costs = self.host[mode_index(execution)][lane];
+        let costs = self.host[execution.mode_index()][lane];
         let mut terms = Vec::new();
         costs.terms(1.0, &mut terms);
         (costs.before_first_ms + costs.dispatch_ms, terms)
@@ -421,73 +446,142 @@ impl Composer {
         start: &LaneStart,
     ) -> StepTimes {
         let any = self.price_step(loads, execution);
+        let cut = self.segments.of(&any);
         let priced = PricedStep {
             plan: &self.plan,
-            pricer: &self.pricer,
             lookups: &self.lookups,
+            times_ms: &self.times_ms,
             lane_load: &self.lane_load,
-            host: &self.host[mode_index(execution)],
+            host: &self.host[execution.mode_index()],
             launches: match execution {
                 Execution::FullGraph { .. } => 0,
-                _ => self.plan.launches(&any),
+                _ => cut.launches,
             },
         };
-        match self.method {
-            Method::OpByOp => lanes::run(&priced, start),
-            Method::Segments => fast::run(&priced, &self.segments, start),
+        if self.method == Method::OpByOp {
+            return lanes::run(&priced, start);
         }
+        let mut walk = Walk::default();
+        let times = walk.times(&priced, cut, start);
+        if let (Execution::FullGraph { .. }, Some(batch)) = (execution, decode_batch(loads)) {
+            let decodes = |op: &usize| self.plan.ops[*op].units == Units::Decode;
+            let steps = DecodeSteps {
+                decode: (0..self.plan.ops.len()).filter(decodes).collect(),
+                lookups: self.lookups.clone(),
+                times_ms: self.times_ms.clone(),
+                walk,
+                paths: NumberMap::default(),
+            };
+            self.decode_steps.insert(batch, steps);
+        }
+        times
     }
 
     /// A decode replay in closed form, where every lane does the same work: all lanes wait for the
     /// last one at the first collective, then run in step. `None` where the method or the lanes
     /// ask for the general way.
-    pub fn decode_replay(
-        &mut self,
-        load: &RankLoad,
-        share: &mut dyn FnMut(&[PathTerm]) -> TermRange,
-    ) -> Option<Replay> {
+    pub fn decode_replay(&mut self, load: &RankLoad, paths: &mut Paths) -> Option<Replay> {
         let one_load = self.lane_load.iter().all(|load| *load == 0);
         if self.method == Method::OpByOp || !one_load || !load.prompts.is_empty() {
             return None;
         }
-        let batch = load.padded;
-        let base = match self.decode_bases.get(&batch) {
-            Some(base) => *base,
-            None => {
-                let mut ms = 0.0;
-                let mut terms = Vec::new();
-                for index in 0..self.plan.ops.len() {
-                    let op = OpIndex(index as u16);
-                    if !self.plan.runs(op, load) || self.plan.op(op).units == Units::Decode {
-                        continue;
-                    }
-                    let term = self.replay_term(op, load);
-                    ms += term.times * self.pricer.ms(term.lookup);
-                    terms.push(term);
-                }
-                let base = DecodeBase {
-                    ms,
-                    terms: share(&terms),
-                };
-                self.decode_bases.insert(batch, base);
-                base
-            }
-        };
+        if !self.decode_bases.contains_key(&load.padded) {
+            let base = self.decode_base(load, paths);
+            self.decode_bases.insert(load.padded, base);
+        }
+        let base = &self.decode_bases[&load.padded];
+        let first = self.pricer.next();
         let mut ms = base.ms;
-        let mut terms = Vec::new();
-        for index in 0..self.plan.ops.len() {
-            let op = OpIndex(index as u16);
-            if self.plan.op(op).units == Units::Decode {
-                let term = self.replay_term(op, load);
-                ms += term.times * self.pricer.ms(term.lookup);
-                terms.push(term);
-            }
+        for (op, times) in &base.decode {
+            let id = self.op_ids[usize::from(op.0)];
+            let lookup = price_decode(&mut self.pricer, id, load);
+            ms += times * self.pricer.ms(lookup);
         }
         Some(Replay {
             ms,
-            shared: base.terms,
-            terms,
+            terms: base.terms,
+            first,
         })
+    }
+
+    fn decode_base(&mut self, load: &RankLoad, paths: &mut Paths) -> DecodeBase {
+        let mut ms = 0.0;
+        let mut fixed = Vec::new();
+        let mut decode = Vec::new();
+        for index in 0..self.plan.ops.len() {
+            let op = OpIndex(index as u16);
+            if self.plan.op(op).units == Units::Decode {
+                decode.push((op, self.occurrences[index]));
+            } else if self.plan.runs(op, load) {
+                let term = self.replay_term(op, load);
+                ms += term.times * self.pricer.ms(term.lookup);
+                fixed.push(term);
+            }
+        }
+        let first = self.pricer.next();
+        let counted = decode
+            .iter()
+            .zip(first.0..)
+            .map(|((_, times), lookup)| PathTerm {
+                part: Part::Kernel,
+                lookup: LookupId(lookup),
+                times: *times,
+            });
+        let terms: Vec<PathTerm> = counted.chain(fixed).collect();
+        DecodeBase {
+            ms,
+            terms: paths.store_counted(&terms, first),
+            decode,
+        }
+    }
+
+    /// A decode replay on lanes that attend to different lengths, from the second step of its
+    /// captured batch on: only what depends on these lengths is priced and measured again. `None`
+    /// asks for the general way.
+    pub fn decode_step<'a>(
+        &'a mut self,
+        loads: &[RankLoad],
+        start: &LaneStart,
+        paths: &mut Paths,
+    ) -> Option<impl Iterator<Item = LaneEnd> + use<'a>> {
+        let batch = decode_batch(loads)?;
+        let steps = self.decode_steps.get_mut(&batch)?;
+        let first = self.pricer.next();
+        for (load, row) in loads.iter().zip(0..) {
+            for op in &steps.decode {
+                let at = row * self.plan.ops.len() + op;
+                let lookup = price_decode(&mut self.pricer, self.op_ids[*op], load);
+                steps.lookups[at] = lookup;
+                steps.times_ms[at] = self.pricer.ms(lookup);
+            }
+        }
+        let cut = self.segments.of(&loads[0]);
+        let priced = PricedStep {
+            plan: &self.plan,
+            lookups: &steps.lookups,
+            times_ms: &steps.times_ms,
+            lane_load: &self.lane_load,
+            host: &self.host[GRAPH.mode_index()],
+            launches: 0,
+        };
+        let walk = &mut steps.walk;
+        walk.measure_decode(&priced, cut);
+        walk.run(&priced, cut, start);
+        if !steps.paths.contains_key(&walk.course) {
+            let lanes = 0..self.lane_load.len();
+            let of_lanes = lanes.map(|lane| {
+                let path = walk.path(&priced, cut, lane);
+                (path.from, paths.store_counted(&path.terms, first))
+            });
+            steps.paths.insert(walk.course.clone(), of_lanes.collect());
+        }
+        let ends = walk.gpu_ms.iter().zip(&steps.paths[&walk.course]);
+        Some(ends.map(move |(ms, (from, terms))| LaneEnd {
+            ms: *ms,
+            from: *from,
+            terms: *terms,
+            first,
+        }))
     }
 
     fn replay_term(&mut self, op: OpIndex, load: &RankLoad) -> PathTerm {
@@ -515,21 +609,26 @@ impl Composer {
     /// Prices the ops of a step and returns what all ranks together launch.
     fn price_step(&mut self, loads: &[RankLoad], execution: Execution) -> RankLoad {
         self.lookups.clear();
+        self.times_ms.clear();
         // A step launches an op on every lane or on none: collectives need them all.
         let any = RankLoad {
-            prompts: loads.iter().flat_map(|l| l.prompts.clone()).collect(),
+            prompts: (loads.iter().flat_map(|load| &load.prompts))
+                .copied()
+                .collect(),
             padded: loads.iter().map(|load| load.padded).sum(),
             ..RankLoad::default()
         };
         for load in loads {
             for (index, op) in self.plan.ops.iter().enumerate() {
-                let lookup = if self.plan.runs(OpIndex(index as u16), &any) {
+                let (lookup, ms) = if self.plan.runs(OpIndex(index as u16), &any) {
                     let id = self.op_ids[index];
-                    price_op(&mut self.pricer, id, op, load, loads, execution)
+                    let lookup = price_op(&mut self.pricer, id, op, load, loads, execution);
+                    (lookup, self.pricer.ms(lookup))
                 } else {
-                    NOT_RUN
+                    (NOT_RUN, f64::NAN)
                 };
                 self.lookups.push(lookup);
+                self.times_ms.push(ms);
             }
         }
         any
@@ -597,6 +696,23 @@ impl Composer {
     }
 }
 
+/// Padded batch of a step in which every rank group decodes as many.
+fn decode_batch(loads: &[RankLoad]) -> Option<u32> {
+    let batch = loads[0].padded;
+    let alike = |load: &RankLoad| load.prompts.is_empty() && load.padded == batch;
+    loads.iter().all(alike).then_some(batch)
+}
+
+fn price_decode(pricer: &mut Pricer, id: OpId, load: &RankLoad) -> LookupId {
+    // A rank group without such requests has nothing to attend to.
+    if load.padded == 0 {
+        return pricer.nothing();
+    }
+    let batch = f64::from(load.padded);
+    let mean_kv = load.kv_sum as f64 / batch;
+    pricer.price(id, Quantity::Decode { batch, mean_kv })
+}
+
 fn price_op(
     pricer: &mut Pricer,
     id: OpId,
@@ -612,11 +728,10 @@ fn price_op(
         _ => load.tokens(),
     };
     let count = match op.units {
-        // A rank group without such requests has nothing to attend to.
         Units::Prompts | Units::ContextTokens if load.prompts.is_empty() => {
             return pricer.nothing();
         }
-        Units::Decode | Units::GenerationTokens if load.padded == 0 => return pricer.nothing(),
+        Units::GenerationTokens if load.padded == 0 => return pricer.nothing(),
         Units::Prompts => {
             let pieces = Quantity::Pieces {
                 lengths: &load.prompts,
@@ -624,11 +739,7 @@ fn price_op(
             };
             return pricer.price(id, pieces);
         }
-        Units::Decode => {
-            let batch = f64::from(load.padded);
-            let mean_kv = load.kv_sum as f64 / batch;
-            return pricer.price(id, Quantity::Decode { batch, mean_kv });
-        }
+        Units::Decode => return price_decode(pricer, id, load),
         // A collective moves what its largest rank holds.
         Units::Tokens if op.key.is_collective() => most(loads, tokens),
         Units::Sequences if op.key.is_collective() => most(loads, RankLoad::sequences),

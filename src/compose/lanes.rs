@@ -24,6 +24,16 @@ pub enum PathStart {
     Gpu(usize),
 }
 
+impl PathStart {
+    /// The stamp there.
+    pub fn stamp(self, host: &[Stamp], gpu: &[Stamp]) -> Stamp {
+        match self {
+            Self::Host(lane) => host[lane],
+            Self::Gpu(lane) => gpu[lane],
+        }
+    }
+}
+
 /// A critical path through a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPath {
@@ -231,15 +241,5 @@ impl HostCosts {
         add(Part::HostPrepare, self.prepare, 1.0);
         add(Part::GraphLaunch, self.launch, 1.0);
         add(Part::HostDispatch, self.dispatch, share);
-    }
-}
-
-impl StepPath {
-    /// The stamp the path begins at.
-    pub fn parent(&self, host: &[Stamp], gpu: &[Stamp]) -> Stamp {
-        match self.from {
-            PathStart::Host(lane) => host[lane],
-            PathStart::Gpu(lane) => gpu[lane],
-        }
     }
 }

@@ -7,4 +7,4 @@ mod path;
 
 pub use composer::{Composer, Gap, Method, RequestTimes};
 pub use lanes::{LaneStart, PathStart, StepPath, StepTimes};
-pub use path::{Node, NodeId, Part, PathTerm, Paths, Receipt, ReceiptLine, Stamp};
+pub use path::{Node, NodeId, Part, PathTerm, Paths, Receipt, ReceiptLine, Stamp, Stretch};

@@ -3,6 +3,10 @@
 //! A time is a [`Stamp`]: its value and the node it was reached by. A node adds terms (lookups with
 //! multiplicities, each in a part) to its parent. A metric that is a weighted sum of stamps is then
 //! a linear form over lookups: weights enter at stamps and flow to the root once, in one sweep.
+//!
+//! Most nodes repeat the terms of earlier ones, except that decode attention is priced anew in
+//! each step. So terms are stored once and shared, and those of decode attention are counted from
+//! the first lookup of the node's own step.
 
 use serde::Serialize;
 
@@ -79,19 +83,39 @@ pub struct PathTerm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u32);
 
-/// A range of terms in [`Paths`].
+/// A range of stored terms in [`Paths`], shared by any number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TermRange {
     first: u32,
     end: u32,
 }
 
+/// A term as it is stored: its lookup by itself, or counted from a node's first one.
+#[derive(Debug, Clone, Copy)]
+struct StoredTerm {
+    part: Part,
+    counted: bool,
+    lookup: u32,
+    times: f64,
+}
+
+impl StoredTerm {
+    fn of(self, node: &Node) -> PathTerm {
+        let from = if self.counted { node.first.0 } else { 0 };
+        PathTerm {
+            part: self.part,
+            lookup: LookupId(from + self.lookup),
+            times: self.times,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct Node {
     parent: NodeId,
     terms: TermRange,
-    /// Terms that many nodes share.
-    shared: TermRange,
+    /// The lookup that counted terms are counted from.
+    first: LookupId,
 }
 
 /// A time in milliseconds and the node it was reached by.
@@ -106,6 +130,13 @@ impl Stamp {
     pub fn latest(self, other: Self) -> Self {
         if other.ms > self.ms { other } else { self }
     }
+}
+
+/// A stretch of time that many paths have in common: no time where it has no row.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Stretch {
+    pub ms: f64,
+    pub terms: TermRange,
 }
 
 /// Channels of weight: the time outside queues, each queue reason, and TPOT.
@@ -134,7 +165,7 @@ const QUEUES: [Part; 4] = [
 #[derive(Debug)]
 pub struct Paths {
     nodes: Vec<Node>,
-    terms: Vec<PathTerm>,
+    terms: Vec<StoredTerm>,
     weights: Vec<[f64; CHANNELS]>,
 }
 
@@ -149,7 +180,7 @@ impl Paths {
         let root = Node {
             parent: NodeId(0),
             terms: TermRange::default(),
-            shared: TermRange::default(),
+            first: LookupId(0),
         };
         Self {
             nodes: vec![root],
@@ -170,32 +201,38 @@ impl Paths {
         self.nodes.len()
     }
 
-    /// Terms stored for use as a node's shared range.
-    pub fn share(&mut self, terms: &[PathTerm]) -> TermRange {
-        let first = self.terms.len() as u32;
-        self.terms.extend_from_slice(terms);
+    /// Stores terms for any number of nodes.
+    pub fn store(&mut self, terms: &[PathTerm]) -> TermRange {
+        self.store_counted(terms, LookupId(u32::MAX))
+    }
+
+    /// Stores terms, those of lookups from `first` on as counted from there.
+    pub fn store_counted(&mut self, terms: &[PathTerm], first: LookupId) -> TermRange {
+        let begin = self.terms.len() as u32;
+        self.terms.extend(terms.iter().map(|term| {
+            let counted = term.lookup >= first;
+            StoredTerm {
+                part: term.part,
+                counted,
+                lookup: term.lookup.0 - if counted { first.0 } else { 0 },
+                times: term.times,
+            }
+        }));
         TermRange {
-            first,
+            first: begin,
             end: self.terms.len() as u32,
         }
     }
 
-    /// A stamp at `ms`, reached from `parent` over `terms` and a shared range.
-    pub fn reach(
-        &mut self,
-        parent: NodeId,
-        ms: f64,
-        terms: &[PathTerm],
-        shared: Option<TermRange>,
-    ) -> Stamp {
-        if terms.is_empty() && shared.is_none() {
+    /// A stamp at `ms`, reached from `parent` over stored terms, the counted ones from `first` on.
+    pub fn reach(&mut self, parent: NodeId, ms: f64, terms: TermRange, first: LookupId) -> Stamp {
+        if terms.first == terms.end {
             return Stamp { ms, node: parent };
         }
-        let terms = self.share(terms);
         self.nodes.push(Node {
             parent,
             terms,
-            shared: shared.unwrap_or_default(),
+            first,
         });
         self.weights.push([0.0; CHANNELS]);
         Stamp {
@@ -204,25 +241,21 @@ impl Paths {
         }
     }
 
-    /// `from` later by one occurrence of each lookup given.
-    pub fn after(
-        &mut self,
-        from: Stamp,
-        pricer: &Pricer,
-        steps: &[(Part, Option<LookupId>)],
-    ) -> Stamp {
-        let mut stamp = from;
-        for (part, lookup) in steps {
-            if let Some(lookup) = lookup {
-                let term = PathTerm {
-                    part: *part,
-                    lookup: *lookup,
-                    times: 1.0,
-                };
-                stamp = self.reach(stamp.node, stamp.ms + pricer.ms(*lookup), &[term], None);
-            }
-        }
-        stamp
+    /// `from` later by a stretch that is always the same.
+    pub fn after(&mut self, from: Stamp, stretch: Stretch) -> Stamp {
+        self.reach(from.node, from.ms + stretch.ms, stretch.terms, LookupId(0))
+    }
+
+    /// One occurrence of a lookup as a stretch; of none, nothing.
+    pub fn stretch(&mut self, part: Part, lookup: Option<LookupId>, pricer: &Pricer) -> Stretch {
+        lookup.map_or_else(Stretch::default, |lookup| Stretch {
+            ms: pricer.ms(lookup),
+            terms: self.store(&[PathTerm {
+                part,
+                lookup,
+                times: 1.0,
+            }]),
+        })
     }
 
     /// Adds `weight * (to - from)` to mean TTFT: in the parts of the path between, or, for time
@@ -252,37 +285,41 @@ impl Paths {
                 (&mut b, &mut forth)
             };
             let node = self.nodes[at.0 as usize];
-            terms.extend(self.slice(node.shared).iter().rev());
-            terms.extend(self.slice(node.terms).iter().rev());
+            terms.extend(self.terms_of(&node).rev());
             *at = node.parent;
         }
         back.into_iter()
-            .map(|term: &PathTerm| PathTerm {
+            .map(|term: PathTerm| PathTerm {
                 times: -term.times,
-                ..*term
+                ..term
             })
-            .chain(forth.into_iter().rev().copied())
+            .chain(forth.into_iter().rev())
             .collect()
     }
 
-    fn slice(&self, range: TermRange) -> &[PathTerm] {
-        &self.terms[range.first as usize..range.end as usize]
+    fn terms_of(&self, node: &Node) -> impl DoubleEndedIterator<Item = PathTerm> + use<'_> {
+        let node = *node;
+        self.terms[node.terms.first as usize..node.terms.end as usize]
+            .iter()
+            .map(move |term| term.of(&node))
     }
 
     /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
-    pub fn receipts(&self, pricer: &Pricer) -> (Receipt, Receipt) {
+    pub fn receipts(mut self, pricer: &Pricer) -> (Receipt, Receipt) {
         // A lookup is made for one boundary or op, so it stands in one part.
-        let mut by_lookup = vec![(Part::Kernel, [0.0; CHANNELS]); pricer.lookup_count()];
-        let mut weights = self.weights.clone();
+        let mut parts = vec![Part::Kernel; pricer.lookup_count()];
+        let mut by_lookup = vec![[0.0; CHANNELS]; pricer.lookup_count()];
+        let mut weights = std::mem::take(&mut self.weights);
         for at in (1..self.nodes.len()).rev() {
             let weight = weights[at];
             if weight == [0.0; CHANNELS] {
                 continue;
             }
             let node = self.nodes[at];
-            for term in self.slice(node.terms).iter().chain(self.slice(node.shared)) {
-                let (part, sums) = &mut by_lookup[term.lookup.0 as usize];
-                *part = term.part;
+            for term in self.terms_of(&node) {
+                let lookup = term.lookup.0 as usize;
+                parts[lookup] = term.part;
+                let sums = &mut by_lookup[lookup];
                 for (sum, weight) in sums.iter_mut().zip(weight) {
                     *sum += weight * term.times;
                 }
@@ -295,8 +332,7 @@ impl Paths {
         let noise = f64::EPSILON * self.nodes.len() as f64;
         let mut ttft = vec![Vec::new(); Part::ALL.len()];
         let mut tpot = vec![Vec::new(); Part::ALL.len()];
-        for (index, (part, sums)) in by_lookup.into_iter().enumerate() {
-            let lookup = LookupId(index as u32);
+        for ((lookup, part), sums) in (0..).map(LookupId).zip(parts).zip(by_lookup) {
             let add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
                 if times.abs() > noise {
                     lines[part as usize].push((lookup, times));

@@ -66,6 +66,14 @@ pub struct Op {
     pub launches: u32,
 }
 
+impl Op {
+    /// Whether its time depends on the KV lengths of the generation requests. A gated-deltanet
+    /// layer keeps a state of fixed size instead.
+    pub fn follows_kv(&self) -> bool {
+        self.units == Units::Decode && !matches!(self.key, OpKey::Deltanet { .. })
+    }
+}
+
 /// What one rank works on in a step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankLoad {
@@ -385,6 +393,10 @@ impl Builder<'_> {
             ops.extend(self.qk_norm(norm, heads, kv_heads));
         }
         let key = AttentionKey {
+            kernel: match self.deployment.backend.name {
+                BackendName::Trtllm => None,
+                BackendName::Sglang => self.deployment.kernels.attention.map(|name| name.as_str()),
+            },
             heads,
             kv_heads,
             head_dim: config.head_dim,

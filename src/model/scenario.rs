@@ -367,3 +367,47 @@ pub struct StepScenario {
     pub generation: Option<Generation>,
     pub execution: StepExecution,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(backend: BackendName, max_batch: u32) -> Vec<u32> {
+        let graph = CudaGraph {
+            padding: true,
+            max_batch,
+            batch_sizes: None,
+        };
+        graph.sizes(backend)
+    }
+
+    #[test]
+    fn the_frameworks_lists_of_captured_batches() {
+        let trtllm = sizes(BackendName::Trtllm, 600);
+        assert_eq!(trtllm[..6], [1, 2, 4, 8, 16, 24]);
+        assert_eq!(trtllm[trtllm.len() - 4..], [128, 256, 512, 600]);
+        assert_eq!(trtllm.len(), 3 + 16 + 3);
+        assert_eq!(sizes(BackendName::Trtllm, 12), [1, 2, 4, 8, 12]);
+        assert_eq!(sizes(BackendName::Trtllm, 1), [1]);
+        let sglang = sizes(BackendName::Sglang, 600);
+        assert_eq!(sglang[..7], [1, 2, 4, 8, 12, 16, 24]);
+        let at_256 = sglang.iter().position(|size| *size == 256);
+        let at_256 = at_256.expect("256 is captured");
+        assert_eq!(sglang[at_256..at_256 + 3], [256, 272, 288]);
+        assert_eq!(sglang[sglang.len() - 5..], [496, 512, 544, 576, 600]);
+    }
+
+    #[test]
+    fn the_piecewise_list_and_padding_into_it() {
+        let piecewise = Piecewise {
+            max_tokens: 1000,
+            capture_tokens: None,
+        };
+        let counts = piecewise.token_counts();
+        assert_eq!(counts, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1000]);
+        assert_eq!(captured(&counts, 129, true), Some(256));
+        assert_eq!(captured(&counts, 129, false), None);
+        assert_eq!(captured(&counts, 256, false), Some(256));
+        assert_eq!(captured(&counts, 1001, true), None);
+    }
+}

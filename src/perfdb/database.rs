@@ -19,7 +19,13 @@ pub struct Database {
     systems_dir: PathBuf,
     host: HostRows,
     tables: Mutex<HashMap<PathBuf, Arc<OpTable>>>,
+    figures: Mutex<HashMap<String, Arc<SystemFile>>>,
+    /// Rows selected so far.
+    selected: Mutex<HashMap<Selection, Arc<[Site]>>>,
 }
+
+/// What a table was asked for: its file, the kernels that count, and the op.
+type Selection = (PathBuf, &'static [&'static str], OpKey);
 
 /// Slowest memory that is taken for one, in bytes per second: a guard against other units.
 const MEM_BW_MIN: f64 = 1e6;
@@ -86,6 +92,8 @@ impl Database {
             systems_dir,
             host: HostRows::load(&data.join("host"))?,
             tables: Mutex::new(HashMap::new()),
+            figures: Mutex::new(HashMap::new()),
+            selected: Mutex::new(HashMap::new()),
         })
     }
 
@@ -99,18 +107,24 @@ impl Database {
         Ok(figures.gpu.mem_capacity.map(|capacity| GpuMemory {
             capacity,
             other: figures.misc.other_mem,
-            nccl: figures.misc.nccl_mem,
+            nccl: figures.misc.nccl_mem.clone(),
         }))
     }
 
-    fn figures(&self, system: &str) -> Result<(SystemFile, PathBuf), InputError> {
+    fn figures(&self, system: &str) -> Result<(Arc<SystemFile>, PathBuf), InputError> {
         let file = self.systems_dir.join(format!("{system}.yaml"));
+        let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(figures) = known.get(system) {
+            return Ok((Arc::clone(figures), file));
+        }
         let text = read_text(&file, "the system's figures")?;
         let figures: SystemFile = serde_yaml::from_str(&text).map_err(|error| {
             let at = error.location();
             let fault = InputError::new(&file, error.to_string(), "");
             at.map_or(fault.clone(), |at| fault.at(at.line(), at.column()))
         })?;
+        let figures = Arc::new(figures);
+        known.insert(system.to_owned(), Arc::clone(&figures));
         Ok((figures, file))
     }
 
@@ -139,6 +153,24 @@ impl Database {
         let table = Arc::new(table);
         tables.insert(file.to_path_buf(), Arc::clone(&table));
         Ok(table)
+    }
+
+    /// The rows that answer `key`, selected once.
+    fn select(
+        &self,
+        file: PathBuf,
+        table: &OpTable,
+        key: &OpKey,
+        candidate: &Candidate,
+    ) -> Result<Arc<[Site]>, InputError> {
+        let mut selected = self.selected.lock().unwrap_or_else(PoisonError::into_inner);
+        let selection = (file, candidate.kernel_sources, key.clone());
+        if let Some(sites) = selected.get(&selection) {
+            return Ok(Arc::clone(sites));
+        }
+        let sites: Arc<[Site]> = select(table, key, candidate)?.into();
+        selected.insert(selection, Arc::clone(&sites));
+        Ok(sites)
     }
 
     fn file_of(&self, system: &str, candidate: &Candidate) -> PathBuf {
@@ -172,12 +204,12 @@ impl Database {
                 continue;
             }
             let table = self.table(&file)?;
-            let sites = select(&table, key, &candidate)?;
+            let sites = self.select(file, &table, key, &candidate)?;
             if sites.is_empty() {
                 continue;
             }
             let flags = transfer_flags(key, &candidate, framework, version, &sites);
-            let grid = Grid::build(key.clone(), sites, |ms, index, duplicates| {
+            let grid = Grid::build(key.clone(), &sites, |ms, index, duplicates| {
                 rows.op_row(&table, index, ms, duplicates)
             });
             return Ok(Ok((grid, flags)));
@@ -234,7 +266,7 @@ fn transfer_flags(
     flags
 }
 
-/// The rows of `table` that answer `key`, at their grid coordinates.
+/// The rows of `table` that answer `key`, at their grid coordinates and in their order.
 fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Site>, InputError> {
     let mut kept: Vec<u32> = keep(
         table,
@@ -253,16 +285,41 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
             Want::Bracket(wanted) => brackets.push((column, wanted)),
         }
     }
+    let mut bracketed: Vec<&[i64]> = Vec::new();
     for (column, wanted) in brackets {
         let values = table.int(column)?;
         let at = |row: &u32| values[*row as usize];
-        if kept.iter().any(|row| at(row) == wanted) {
-            kept.retain(|row| at(row) == wanted);
-        } else {
-            let below = kept.iter().map(at).filter(|v| *v < wanted).max();
-            let above = kept.iter().map(at).filter(|v| *v > wanted).min();
-            kept.retain(|row| Some(at(row)) == below || Some(at(row)) == above);
+        // The lines around the wanted one, on each line of the axes before: tables need not hold
+        // the same values on all of them.
+        let outer = bracketed.clone();
+        let line = |row: &u32| {
+            outer
+                .iter()
+                .map(|axis| axis[*row as usize])
+                .collect::<Vec<_>>()
+        };
+        let mut around: BTreeMap<Vec<i64>, [Option<i64>; 2]> = BTreeMap::new();
+        for row in &kept {
+            let [below, above] = around.entry(line(row)).or_default();
+            let value = at(row);
+            if value <= wanted {
+                *below = Some(below.map_or(value, |known: i64| known.max(value)));
+            }
+            if value >= wanted {
+                *above = Some(above.map_or(value, |known: i64| known.min(value)));
+            }
         }
+        kept.retain(|row| {
+            let [below, above] = around[&line(row)];
+            let value = Some(at(row));
+            // A line that is hit needs no neighbour.
+            if below == Some(wanted) {
+                value == below
+            } else {
+                value == below || value == above
+            }
+        });
+        bracketed.push(values);
     }
     let latency = table.float("latency")?;
     let mut coordinates = Vec::new();
@@ -272,7 +329,8 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
             name => Axis::Column(table.int(name)?),
         });
     }
-    kept.into_iter()
+    let mut sites = kept
+        .into_iter()
         .map(|row| {
             let mut at = [0.0; 3];
             for ((slot, axis), name) in at.iter_mut().zip(&coordinates).zip(key.axes()) {
@@ -293,7 +351,13 @@ fn select(table: &OpTable, key: &OpKey, candidate: &Candidate) -> Result<Vec<Sit
                 index: row,
             })
         })
-        .collect()
+        .collect::<Result<Vec<Site>, _>>()?;
+    sites.sort_unstable_by(|a, b| {
+        a.at.partial_cmp(&b.at)
+            .unwrap_or(std::cmp::Ordering::Equal)
+            .then(a.index.cmp(&b.index))
+    });
+    Ok(sites)
 }
 
 /// A grid axis: a column, or the sum of two (decode KV length = isl + step).
@@ -319,15 +383,15 @@ fn keep(
     wanted: impl Fn(&str) -> bool,
 ) -> Result<Vec<u32>, InputError> {
     let values = table.text(column)?;
-    let mut last: Option<(*const u8, bool)> = None;
+    let mut known: Vec<(*const u8, bool)> = Vec::new();
     from.retain(|&row| {
         let value = &values[row as usize];
         let seen = value.as_ptr();
-        match last {
-            Some((pointer, answer)) if pointer == seen => answer,
-            _ => {
+        match known.iter().find(|(pointer, _)| *pointer == seen) {
+            Some((_, answer)) => *answer,
+            None => {
                 let answer = wanted(value);
-                last = Some((seen, answer));
+                known.push((seen, answer));
                 answer
             }
         }

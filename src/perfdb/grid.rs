@@ -60,13 +60,31 @@ impl Anchor {
 #[derive(Debug, Clone)]
 pub(super) enum Level {
     Row(RowId),
-    Axis(Vec<(f64, Level)>),
+    /// Lines of an axis, ascending, and what each holds.
+    Axis(Vec<f64>, Vec<Level>),
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Grid {
     pub key: OpKey,
     pub root: Level,
+}
+
+/// Where a lookup lay on each axis: the next one mostly lies between the same lines.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Near([usize; 3]);
+
+impl Near {
+    /// Position of the first line at or above `wanted`; the number of lines if there is none.
+    fn above(&mut self, axis: usize, lines: &[f64], wanted: f64) -> usize {
+        let guess = self.0[axis];
+        let over = |at: usize| lines.get(at).is_none_or(|line| *line >= wanted);
+        if guess <= lines.len() && over(guess) && (guess == 0 || !over(guess - 1)) {
+            return guess;
+        }
+        self.0[axis] = lines.partition_point(|line| *line < wanted);
+        self.0[axis]
+    }
 }
 
 /// A table row on its way into a grid.
@@ -78,31 +96,33 @@ pub(super) struct Site {
 }
 
 impl Grid {
-    /// Nests sites by their first `axes` coordinates. Sites with equal coordinates become one
-    /// row: their mean, with count, min and max.
+    /// Nests sites, in the order of their coordinates, by their first `axes` ones. Sites with equal
+    /// coordinates become one row: their mean, with count, min and max.
     pub fn build(
         key: OpKey,
-        mut sites: Vec<Site>,
+        sites: &[Site],
         mut store: impl FnMut(f64, u32, Option<Duplicates>) -> RowId,
     ) -> Self {
         let axes = key.axes().len();
-        sites.sort_by(|a, b| {
-            a.at.partial_cmp(&b.at)
-                .unwrap_or(std::cmp::Ordering::Equal)
-                .then(a.index.cmp(&b.index))
-        });
-        let root = nest(&sites, 0, axes, &mut store);
+        let root = nest(sites, 0, axes, &mut store);
         Self { key, root }
     }
 
     /// Adds the terms of the answer at `query` (one value per axis), each with `share` of the
     /// weight, and says how it is anchored.
-    pub fn price(&self, query: &[f64], share: f64, terms: &mut Vec<Term>) -> Anchor {
+    pub fn price(
+        &self,
+        query: &[f64],
+        share: f64,
+        near: &mut Near,
+        terms: &mut Vec<Term>,
+    ) -> Anchor {
         let mut at = [0.0; 3];
         at[..query.len()].copy_from_slice(query);
         let mut walk = Walk {
             key: &self.key,
             query: at,
+            near,
             terms,
             anchor: Anchor::default(),
         };
@@ -135,16 +155,17 @@ fn nest(
         });
         return Level::Row(store(sum / f64::from(count), sites[0].index, duplicates));
     }
-    let lines = sites
+    let (lines, levels) = sites
         .chunk_by(|a, b| a.at[axis] == b.at[axis])
         .map(|line| (line[0].at[axis], nest(line, axis + 1, axes, store)))
-        .collect();
-    Level::Axis(lines)
+        .unzip();
+    Level::Axis(lines, levels)
 }
 
 struct Walk<'a> {
     key: &'a OpKey,
     query: [f64; 3],
+    near: &'a mut Near,
     terms: &'a mut Vec<Term>,
     anchor: Anchor,
 }
@@ -159,7 +180,7 @@ impl Walk<'_> {
         weight: f64,
         ratio: Option<f64>,
     ) {
-        let lines = match level {
+        let (lines, levels) = match level {
             Level::Row(row) => {
                 let served = self.key.row_ratio(&self.query[..axes], &at[..axes]);
                 self.terms.push(Term {
@@ -169,30 +190,30 @@ impl Walk<'_> {
                 });
                 return;
             }
-            Level::Axis(lines) => lines,
+            Level::Axis(lines, levels) => (lines, levels),
         };
         let wanted = at[axis];
-        let above = lines.partition_point(|(line, _)| *line < wanted);
+        let above = self.near.above(axis, lines, wanted);
         if above == lines.len() {
             // Beyond the last line: that line, scaled by work.
-            let (line, next) = &lines[above - 1];
+            let (line, next) = (&lines[above - 1], &levels[above - 1]);
             let wanted_work = self.key.work(&at[..axes]);
             at[axis] = *line;
             let line_work = self.key.work(&at[..axes]);
             let ratio = ratio.unwrap_or(1.0) * (wanted_work / line_work);
             self.anchor.add(Anchor::EXTENDED);
             self.level(next, at, axis + 1, axes, weight, Some(ratio));
-        } else if lines[above].0 == wanted || above == 0 {
+        } else if lines[above] == wanted || above == 0 {
             // On a line; or below the first one, where a floor of latency holds it.
-            let (line, next) = &lines[above];
+            let (line, next) = (&lines[above], &levels[above]);
             if *line != wanted {
                 self.anchor.add(Anchor::HELD);
             }
             at[axis] = *line;
             self.level(next, at, axis + 1, axes, weight, ratio);
         } else {
-            let (low, below) = &lines[above - 1];
-            let (high, over) = &lines[above];
+            let (low, below) = (&lines[above - 1], &levels[above - 1]);
+            let (high, over) = (&lines[above], &levels[above]);
             let share = (wanted - low) / (high - low);
             self.anchor.add(Anchor::BLENDED);
             at[axis] = *low;

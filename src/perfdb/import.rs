@@ -388,7 +388,7 @@ fn duplicate_keys(table: &OpTable) -> u64 {
     let mut rows_of: HashMap<String, u64> = HashMap::new();
     for row in 0..table.rows {
         let mut key = String::new();
-        for (name, column) in table.names.iter().zip(&table.columns) {
+        for (name, column) in table.names.iter().zip(table.columns.iter()) {
             match column {
                 _ if name == "latency" => {}
                 Column::Text(v) => key.push_str(&v[row]),
@@ -777,7 +777,8 @@ mod tests {
                 Column::Int(n),
                 Column::Int(k),
                 Column::Float((0..rows).map(|row| 0.5 + row as f64).collect()),
-            ],
+            ]
+            .into(),
             rows,
         }
     }

@@ -454,7 +454,7 @@ mod tests {
             file: "gemm_perf.parquet".into(),
             names: ["gemm_dtype", "n", "k"].map(String::from).into(),
             rows: n.len(),
-            columns: vec![Column::Text(dtypes), Column::Int(n), Column::Int(k)],
+            columns: vec![Column::Text(dtypes), Column::Int(n), Column::Int(k)].into(),
         }
     }
 

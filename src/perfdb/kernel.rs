@@ -153,6 +153,8 @@ impl DeltanetPart {
 /// Heads of one rank, the sliding window (0: none) and the precisions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AttentionKey {
+    /// The kernel that the case names, where its framework has several.
+    pub kernel: Option<&'static str>,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
@@ -226,13 +228,14 @@ impl OpKey {
     }
 
     /// Query-key pairs that a piece of a prompt attends to behind `prefix` tokens, over those of
-    /// the piece alone. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
+    /// the piece alone, where the op's work is in such pairs. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
     pub(super) fn prefix_ratio(&self, length: f64, prefix: f64) -> f64 {
         match self {
             Self::ContextAttention(key) => {
                 let whole = key.pairs(prefix + length) - key.pairs(prefix);
                 whole / key.pairs(length)
             }
+            Self::ContextLatent { .. } => (prefix + prefix + length) / length,
             _ => 1.0,
         }
     }
@@ -385,6 +388,10 @@ const TRTLLM: &str = VERSIONS[0].1;
 const SGLANG: &str = VERSIONS[1].1;
 const NCCL: &str = VERSIONS[2].1;
 
+/// Attention kernels of SGLang that the tables hold, in the order in which one stands in for
+/// another.
+const SGLANG_ATTENTION: [&[&str]; 4] = [&["trtllm_mha"], &["flashinfer"], &["fa3"], &["triton"]];
+
 impl OpKey {
     /// Tables that may answer a case served by `framework`, best first: the served kernel in the
     /// framework's own tables, the same kernel under another framework, then another kernel.
@@ -407,6 +414,13 @@ impl OpKey {
             ..candidate
         };
         let on_sglang = framework == "sglang";
+        let own_first = |trtllm, sglang| {
+            if on_sglang {
+                vec![sglang, trtllm]
+            } else {
+                vec![trtllm, sglang]
+            }
+        };
         match self {
             Self::Gemm { .. } if on_sglang => vec![
                 sglang(
@@ -465,13 +479,18 @@ impl OpKey {
                 let sglang = |kernels| sglang("attention", table, kernels);
                 let trtllm = trtllm("attention", table, &["torch_flow"]);
                 if on_sglang {
-                    vec![
-                        sglang(&["trtllm_mha"]),
-                        sglang(&["flashinfer"]),
-                        other(sglang(&["fa3"])),
-                        other(sglang(&["triton"])),
-                        other(trtllm),
-                    ]
+                    let key = match self {
+                        Self::ContextAttention(key) | Self::GenerationAttention(key) => key,
+                        _ => return Vec::new(),
+                    };
+                    // Without a name in the case, any kernel may be the runtime's own choice.
+                    let (mut served, others): (Vec<_>, Vec<_>) = SGLANG_ATTENTION
+                        .into_iter()
+                        .partition(|kernels| key.kernel.is_none_or(|name| kernels[0] == name));
+                    let mut tables: Vec<Candidate> = served.drain(..).map(sglang).collect();
+                    tables.extend(others.into_iter().map(|kernels| other(sglang(kernels))));
+                    tables.push(other(trtllm));
+                    tables
                 } else {
                     vec![trtllm]
                 }
@@ -481,21 +500,17 @@ impl OpKey {
                     Self::ContextLatent { .. } => "context_mla_perf",
                     _ => "generation_mla_perf",
                 };
-                vec![trtllm("mla", table, &[]), sglang("mla", table, &[])]
+                own_first(trtllm("mla", table, &[]), sglang("mla", table, &[]))
             }
-            Self::LatentBmm { .. } => vec![
+            Self::LatentBmm { .. } => own_first(
                 trtllm("mla_bmm", "mla_bmm_perf", &[]),
                 sglang("mla_bmm", "mla_bmm_perf", &[]),
-            ],
+            ),
             Self::Deltanet { part, .. } => {
                 let kernels = part.kernels();
                 let sglang = sglang("linear_attention", "gdn_perf", kernels);
                 let trtllm = trtllm("linear_attention", "gdn_perf", kernels);
-                if on_sglang {
-                    vec![sglang, trtllm]
-                } else {
-                    vec![trtllm, sglang]
-                }
+                own_first(trtllm, sglang)
             }
             Self::AllReduce { .. } if on_sglang => vec![
                 // The eager rows are bound by the host of their benchmark: no transfer time.

@@ -1,12 +1,12 @@
 //! Prices ops: from a key and the quantities of a step to a time and the rows it rests on.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::timing::{InputError, Origin, Row, RowId, Rows};
+use crate::timing::{InputError, NumberMap, Origin, Row, RowId, Rows};
 
 use super::database::Database;
-use super::grid::{Anchor, Grid, Level, Term};
+use super::grid::{Anchor, Grid, Level, Near, Term};
 use super::kernel::{OpKey, Refusal};
 
 /// Index of a resolved op within one [`Pricer`].
@@ -51,7 +51,6 @@ pub struct Pricer {
     ops: Vec<ResolvedOp>,
     lookups: Vec<Lookup>,
     terms: Vec<Term>,
-    memo: HashMap<(OpId, u64), LookupId>,
 }
 
 #[derive(Debug, Clone)]
@@ -60,6 +59,10 @@ struct ResolvedOp {
     grid: Arc<Grid>,
     flags: Vec<String>,
     anchor: Anchor,
+    /// Lookups made so far, by the bits of their count.
+    known: NumberMap<u64, LookupId>,
+    /// Where its last lookup lay on the axes.
+    near: Near,
 }
 
 impl Pricer {
@@ -69,7 +72,6 @@ impl Pricer {
             ops: Vec::new(),
             lookups: Vec::new(),
             terms: Vec::new(),
-            memo: HashMap::new(),
         }
     }
 
@@ -118,7 +120,7 @@ impl Pricer {
             );
             let grid = Grid {
                 key: key.clone(),
-                root: Level::Axis(vec![(1.0, Level::Row(row))]),
+                root: Level::Axis(vec![1.0], vec![Level::Row(row)]),
             };
             (Arc::new(grid), vec!["roofline".to_owned()])
         } else {
@@ -132,6 +134,8 @@ impl Pricer {
             grid,
             flags,
             anchor: Anchor::default(),
+            known: NumberMap::default(),
+            near: Near::default(),
         });
         Ok(Ok(id))
     }
@@ -161,38 +165,61 @@ impl Pricer {
         self.finish(self.terms.len())
     }
 
-    /// Prices `op` at `quantity`. Equal counts are priced once.
+    /// Prices `op` at `quantity`. Equal counts are priced once; where a decode op depends on its
+    /// batch alone, each step has a lookup of its own on the same terms.
     pub fn price(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
-        if let Quantity::Count(count) = quantity {
-            if let Some(&known) = self.memo.get(&(op, count.to_bits())) {
-                return known;
+        let resolved = &self.ops[usize::from(op.0)];
+        let (count, per_step) = match quantity {
+            Quantity::Count(count) => (count, false),
+            Quantity::Decode { batch, .. }
+                if matches!(resolved.grid.key, OpKey::Deltanet { .. }) =>
+            {
+                (batch, true)
             }
-            let id = self.price_anew(op, quantity);
-            self.memo.insert((op, count.to_bits()), id);
-            return id;
+            _ => return self.price_anew(op, quantity),
+        };
+        match resolved.known.get(&count.to_bits()) {
+            Some(known) if per_step => self.again(*known),
+            Some(known) => *known,
+            None => {
+                let id = self.price_anew(op, quantity);
+                self.ops[usize::from(op.0)]
+                    .known
+                    .insert(count.to_bits(), id);
+                id
+            }
         }
-        self.price_anew(op, quantity)
     }
 
     fn price_anew(&mut self, op: OpId, quantity: Quantity<'_>) -> LookupId {
         let first = self.terms.len();
         let resolved = &mut self.ops[usize::from(op.0)];
-        let grid = Arc::clone(&resolved.grid);
-        let terms = &mut self.terms;
+        let grid = &resolved.grid;
+        let (terms, near) = (&mut self.terms, &mut resolved.near);
         let anchor = match (&grid.key, quantity) {
             (OpKey::Gemm { n, k, .. }, Quantity::Count(m)) => {
-                grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, terms)
+                grid.price(&[f64::from(*n), f64::from(*k), m], 1.0, near, terms)
             }
-            (_, Quantity::Count(count)) => grid.price(&[count], 1.0, terms),
+            (_, Quantity::Count(count)) => grid.price(&[count], 1.0, near, terms),
             (OpKey::Deltanet { .. }, Quantity::Decode { batch, .. }) => {
-                grid.price(&[batch], 1.0, terms)
+                grid.price(&[batch], 1.0, near, terms)
             }
-            (_, Quantity::Decode { batch, mean_kv }) => grid.price(&[mean_kv, batch], 1.0, terms),
-            (_, Quantity::Prompts(lengths)) => pieces(&grid, lengths, &[], terms),
-            (_, Quantity::Pieces { lengths, prefixes }) => pieces(&grid, lengths, prefixes, terms),
+            (_, Quantity::Decode { batch, mean_kv }) => {
+                grid.price(&[mean_kv, batch], 1.0, near, terms)
+            }
+            (_, Quantity::Prompts(lengths)) => pieces(grid, lengths, &[], near, terms),
+            (_, Quantity::Pieces { lengths, prefixes }) => {
+                pieces(grid, lengths, prefixes, near, terms)
+            }
         };
         resolved.anchor.add(anchor);
         self.finish(first)
+    }
+
+    /// A lookup on the terms of another.
+    fn again(&mut self, known: LookupId) -> LookupId {
+        self.lookups.push(self.lookups[known.0 as usize]);
+        LookupId(self.lookups.len() as u32 - 1)
     }
 
     fn finish(&mut self, first: usize) -> LookupId {
@@ -215,6 +242,11 @@ impl Pricer {
     pub fn terms(&self, id: LookupId) -> &[Term] {
         let lookup = &self.lookups[id.0 as usize];
         &self.terms[lookup.first as usize..(lookup.first + lookup.count) as usize]
+    }
+
+    /// The lookup that will be made next.
+    pub fn next(&self) -> LookupId {
+        LookupId(self.lookups.len() as u32)
     }
 
     pub fn lookup_count(&self) -> usize {
@@ -240,17 +272,28 @@ impl Pricer {
 
     /// Rows that some lookup made so far uses.
     pub fn used_rows(&self) -> BTreeSet<RowId> {
-        self.terms.iter().map(|term| term.row).collect()
+        let mut used = vec![false; self.rows.len()];
+        for term in &self.terms {
+            used[term.row.0 as usize] = true;
+        }
+        let ids = self.rows.ids();
+        ids.filter(|id| used[id.0 as usize]).collect()
     }
 }
 
-fn pieces(grid: &Grid, lengths: &[u32], prefixes: &[u32], terms: &mut Vec<Term>) -> Anchor {
+fn pieces(
+    grid: &Grid,
+    lengths: &[u32],
+    prefixes: &[u32],
+    near: &mut Near,
+    terms: &mut Vec<Term>,
+) -> Anchor {
     let batch = lengths.len() as f64;
     let mut anchor = Anchor::default();
     for (index, length) in lengths.iter().enumerate() {
         let length = f64::from(*length);
         let first = terms.len();
-        anchor.add(grid.price(&[length, batch], 1.0 / batch, terms));
+        anchor.add(grid.price(&[length, batch], 1.0 / batch, near, terms));
         let prefix = prefixes.get(index).copied().unwrap_or(0);
         if prefix > 0 {
             let ratio = grid.key.prefix_ratio(length, f64::from(prefix));

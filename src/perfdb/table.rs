@@ -22,7 +22,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type as SchemaType};
 
-use crate::timing::{Column, InputError, OpTable};
+use crate::timing::{Column, Columns, InputError, OpTable};
 
 /// The largest known table has 0.3 million rows; a file that declares more than this is corrupt or
 /// hostile, and is refused before memory is set aside for it.
@@ -42,11 +42,12 @@ const HELP_REIMPORT: &str =
 
 impl OpTable {
     /// Reads a Parquet file: INT64 and INT32 as integers, DOUBLE and FLOAT as floats, BYTE_ARRAY as
-    /// UTF-8 text. Other columns, and columns with a null, are kept as [`Column::Unusable`].
+    /// UTF-8 text. Columns are decoded when they are first looked at, `latency` at once. Other
+    /// columns, those with a null and those that cannot be decoded are [`Column::Unusable`].
     ///
     /// # Errors
-    /// The file cannot be read or is not whole Parquet; text is not UTF-8; a `latency` is null, not
-    /// a number, infinite, negative or zero.
+    /// The file cannot be read or is not Parquet throughout; a `latency` is null, not a number,
+    /// infinite, negative or zero.
     pub fn read(file: &Path) -> Result<OpTable, InputError> {
         let opened = File::open(file).map_err(|e| {
             InputError::new(
@@ -71,16 +72,8 @@ impl OpTable {
                 "split the table or check that this is an op table",
             ));
         }
-        // The Parquet decoders assert on some corrupt input instead of returning an error. What is
-        // checked beforehand is refused with a precise message; this keeps the rest from ending the
-        // process. Nothing that was being built survives the unwinding.
-        let read = catch_unwind(AssertUnwindSafe(|| decode(opened, bytes, shown)));
-        let table = read.unwrap_or_else(|_| {
-            Err(corrupt(
-                shown,
-                "the file is damaged: its contents contradict each other",
-            ))
-        })?;
+        let table = guarded(|| open(opened, bytes, shown))
+            .unwrap_or_else(|damage| Err(corrupt(shown, damage)))?;
         table.check_latency()?;
         Ok(table)
     }
@@ -156,7 +149,7 @@ impl OpTable {
             let mut writer =
                 SerializedFileWriter::new(&mut bytes, schema, Arc::new(self.properties()?))?;
             let mut group = writer.next_row_group()?;
-            for column in &self.columns {
+            for column in self.columns.iter() {
                 let Some(mut out) = group.next_column()? else {
                     break;
                 };
@@ -252,7 +245,7 @@ impl OpTable {
 
     fn schema(&self) -> Result<Arc<SchemaType>, InputError> {
         let mut fields = Vec::with_capacity(self.columns.len());
-        for (name, column) in self.names.iter().zip(&self.columns) {
+        for (name, column) in self.names.iter().zip(self.columns.iter()) {
             let (length, physical, logical) = match column {
                 Column::Text(v) => (v.len(), PhysicalType::BYTE_ARRAY, Some(LogicalType::String)),
                 Column::Int(v) => (v.len(), PhysicalType::INT64, None),
@@ -309,7 +302,7 @@ impl OpTable {
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(9)?))
             .set_statistics_enabled(EnabledStatistics::None)
             .set_offset_index_disabled(true);
-        for (name, column) in self.names.iter().zip(&self.columns) {
+        for (name, column) in self.names.iter().zip(self.columns.iter()) {
             // Measured latencies rarely repeat: a dictionary would store each of them twice.
             if matches!(column, Column::Float(_)) {
                 let path = ColumnPath::from(name.as_str());
@@ -352,7 +345,7 @@ fn corrupt(shown: &Path, what: impl Into<String>) -> InputError {
     InputError::new(shown, what, HELP_REIMPORT)
 }
 
-fn decode(opened: File, bytes: u64, shown: &Path) -> Result<OpTable, InputError> {
+fn open(opened: File, bytes: u64, shown: &Path) -> Result<OpTable, InputError> {
     let reader = SerializedFileReader::new(opened)
         .map_err(|e| corrupt(shown, format!("not a readable Parquet table: {e}")))?;
     let metadata = reader.metadata();
@@ -381,39 +374,55 @@ fn decode(opened: File, bytes: u64, shown: &Path) -> Result<OpTable, InputError>
         }
     }
 
-    let mut columns = Vec::with_capacity(names.len());
-    for (at, descriptor) in descriptors.iter().enumerate() {
-        let mut column = empty_column(descriptor);
-        let mut texts = Interner::default();
-        for group in 0..metadata.num_row_groups() {
-            let declared = metadata.row_group(group).num_rows();
-            let wanted = usize::try_from(declared).map_or(0, |n| n.min(ROWS_MAX));
-            let chunk = reader
-                .get_row_group(group)
-                .and_then(|group| group.get_column_reader(at));
-            chunk
-                .and_then(|chunk| append(chunk, descriptor, wanted, &mut texts, &mut column))
-                .map_err(|e| {
-                    corrupt(shown, format!("cannot read the column: {e}")).field(&names[at])
-                })?;
-        }
-        let found = values_in(&column);
-        if found != rows && !matches!(column, Column::Unusable { .. }) {
-            return Err(corrupt(
-                shown,
-                format!("the column has {found} values where the file declares {rows} rows"),
-            )
-            .field(&names[at]));
-        }
-        columns.push(column);
-    }
+    let read = move |at: usize| {
+        guarded(|| decode(&reader, at, rows)).unwrap_or_else(|damage| Column::Unusable {
+            row: None,
+            why: damage.to_owned(),
+        })
+    };
     Ok(OpTable {
         label: String::new(),
         file: shown.to_path_buf(),
+        columns: Columns::on_demand(names.len(), Arc::new(read)),
         names,
-        columns,
         rows,
     })
+}
+
+/// Decodes one column.
+fn decode(reader: &SerializedFileReader<File>, at: usize, rows: usize) -> Column {
+    let metadata = reader.metadata();
+    let descriptor = metadata.file_metadata().schema_descr().column(at);
+    let mut column = empty_column(&descriptor);
+    let mut texts = Interner::default();
+    let unusable = |why: String| Column::Unusable { row: None, why };
+    for group in 0..metadata.num_row_groups() {
+        let declared = metadata.row_group(group).num_rows();
+        let wanted = usize::try_from(declared).map_or(0, |n| n.min(ROWS_MAX));
+        let chunk = reader
+            .get_row_group(group)
+            .and_then(|group| group.get_column_reader(at));
+        let appended =
+            chunk.and_then(|chunk| append(chunk, &descriptor, wanted, &mut texts, &mut column));
+        if let Err(e) = appended {
+            return unusable(format!("cannot read the column: {e}"));
+        }
+    }
+    let found = values_in(&column);
+    if found != rows && !matches!(column, Column::Unusable { .. }) {
+        return unusable(format!(
+            "the column has {found} values where the file declares {rows} rows"
+        ));
+    }
+    column
+}
+
+/// The Parquet decoders assert on some corrupt input instead of returning an error. What is checked
+/// beforehand is refused with a precise message; this keeps the rest from ending the process.
+/// Nothing that was being built survives the unwinding.
+fn guarded<T>(read: impl FnOnce() -> T) -> Result<T, &'static str> {
+    catch_unwind(AssertUnwindSafe(read))
+        .map_err(|_| "the file is damaged: its contents contradict each other")
 }
 
 /// Refuses a column chunk that lies outside the file: the reader would assert or allocate.
@@ -609,14 +618,19 @@ mod tests {
                 text(&["a", "b", "a", "a"]),
                 Column::Int(vec![1, 2, 4, i64::MAX]),
                 Column::Float(vec![0.001, 0.25, 1e-9, 3.5]),
-            ],
+            ]
+            .into(),
             rows: 4,
         }
     }
 
     fn with_latency(latency: f64) -> OpTable {
         let mut table = sample();
-        table.columns[2] = Column::Float(vec![1.0, 2.0, latency, 4.0]);
+        for column in &mut table.columns {
+            if let Column::Float(values) = column {
+                *values = vec![1.0, 2.0, latency, 4.0];
+            }
+        }
         table
     }
 
@@ -705,8 +719,9 @@ mod tests {
             damaged[at] ^= 0xff;
             fs::write(&file, &damaged).expect("write");
             // A flipped byte within the values can be a valid value; it must only not panic.
-            if let Err(error) = OpTable::read(&file) {
-                assert_eq!(error.place.file, file);
+            match OpTable::read(&file) {
+                Ok(table) => assert_eq!(table.columns.iter().count(), table.names.len()),
+                Err(error) => assert_eq!(error.place.file, file),
             }
         }
     }
@@ -780,7 +795,11 @@ mod tests {
     #[test]
     fn a_column_of_the_wrong_length_is_not_written() {
         let mut table = sample();
-        table.columns[1] = Column::Int(vec![1]);
+        for column in &mut table.columns {
+            if let Column::Int(values) = column {
+                values.truncate(1);
+            }
+        }
         let error = table.encode().expect_err("a short column was written");
         assert_eq!(error.place.field.as_deref(), Some("m"));
     }

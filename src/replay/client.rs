@@ -128,14 +128,7 @@ impl Client {
         let Some(request) = self.requests.get_mut(self.posted) else {
             return;
         };
-        let times = lanes.composer.request_times();
-        let arrival = lanes.after(
-            at,
-            &[
-                (Part::ClientTransport, times.client_transport),
-                (Part::Ingress, times.ingress),
-            ],
-        );
+        let arrival = lanes.arrival(at);
         request.post = at;
         request.arrival = arrival;
         lanes.paths.weigh_ttft(at, arrival, None, self.ttft_weight);

@@ -1,33 +1,79 @@
 //! The hosts and GPU streams that a scheduler drives, and the tree of paths their times hang on.
 
-use crate::compose::{Composer, LaneStart, Part, Paths, Stamp};
+use crate::compose::{Composer, LaneStart, Part, Paths, Stamp, Stretch};
 use crate::model::RankLoad;
 use crate::perfdb::LookupId;
 use crate::timing::Execution;
 
 pub(super) struct Lanes<'a> {
-    pub composer: &'a mut Composer,
+    composer: &'a mut Composer,
     pub paths: Paths,
     pub host: Vec<Stamp>,
     pub gpu: Vec<Stamp>,
+    /// What is the same in every step, by execution mode and lane.
+    fixed: [Vec<Fixed>; 3],
+    client_transport: Stretch,
+    ingress: Stretch,
+    egress: Stretch,
+    starts: LaneStart,
+    before: [Vec<Stamp>; 2],
+}
+
+/// A lane's host work of a step.
+struct Fixed {
+    submission: Stretch,
+    finish: Stretch,
 }
 
 impl<'a> Lanes<'a> {
     pub fn new(composer: &'a mut Composer) -> Self {
-        let paths = Paths::new();
+        let mut paths = Paths::new();
         let origin = paths.origin();
         let lanes = composer.lanes();
+        let modes = [
+            Execution::Eager,
+            Execution::FullGraph { captured_batch: 0 },
+            Execution::Piecewise { captured_tokens: 0 },
+        ];
+        let pricer = composer.pricer();
+        let fixed = modes.map(|mode| {
+            (0..lanes)
+                .map(|lane| {
+                    let (ms, terms) = composer.submission(mode, lane);
+                    let terms = paths.store(&terms);
+                    let finish = composer.finish(mode, lane);
+                    Fixed {
+                        submission: Stretch { ms, terms },
+                        finish: paths.stretch(Part::HostFinish, finish, pricer),
+                    }
+                })
+                .collect()
+        });
+        let times = composer.request_times();
+        let client_transport = paths.stretch(Part::ClientTransport, times.client_transport, pricer);
+        let ingress = paths.stretch(Part::Ingress, times.ingress, pricer);
+        let egress = paths.stretch(Part::Egress, times.egress, pricer);
         Self {
             composer,
             paths,
             host: vec![origin; lanes],
             gpu: vec![origin; lanes],
+            fixed,
+            client_transport,
+            ingress,
+            egress,
+            starts: LaneStart {
+                host_ms: vec![0.0; lanes],
+                gpu_ms: vec![0.0; lanes],
+            },
+            before: [vec![origin; lanes], vec![origin; lanes]],
         }
     }
 
-    /// `from` later by one occurrence of each lookup given.
-    pub fn after(&mut self, from: Stamp, steps: &[(Part, Option<LookupId>)]) -> Stamp {
-        self.paths.after(from, self.composer.pricer(), steps)
+    /// When a request that the client posts at `post` is in the server's queue.
+    pub fn arrival(&mut self, post: Stamp) -> Stamp {
+        let sent = self.paths.after(post, self.client_transport);
+        self.paths.after(sent, self.ingress)
     }
 
     /// When the last host is there: ranks that exchange requests go on together.
@@ -37,62 +83,55 @@ impl<'a> Lanes<'a> {
 
     /// Each host prepares and dispatches a step from its own time on.
     pub fn dispatch(&mut self, execution: Execution, loads: &[RankLoad]) {
-        let starts = self.host.clone();
-        let lanes = starts.len();
-        for (lane, start) in starts.iter().enumerate() {
-            let (ms, terms) = self.composer.submission(execution, lane);
-            self.host[lane] = self.paths.reach(start.node, start.ms + ms, &terms, None);
+        let [starts, before] = &mut self.before;
+        starts.clone_from(&self.host);
+        before.clone_from(&self.gpu);
+        let fixed = &self.fixed[execution.mode_index()];
+        for (host, fixed) in self.host.iter_mut().zip(fixed) {
+            *host = self.paths.after(*host, fixed.submission);
         }
         let graph = matches!(execution, Execution::FullGraph { .. });
         let paths = &mut self.paths;
-        let replay = graph
-            .then(|| {
-                self.composer
-                    .decode_replay(&loads[0], &mut |terms| paths.share(terms))
-            })
-            .flatten();
-        if let Some(replay) = replay {
-            let begin = (0..lanes)
-                .map(|lane| self.gpu[lane].latest(self.host[lane]))
+        if graph && let Some(replay) = self.composer.decode_replay(&loads[0], paths) {
+            let begin = (self.gpu.iter().zip(&self.host))
+                .map(|(gpu, host)| gpu.latest(*host))
                 .reduce(Stamp::latest)
                 .unwrap_or(starts[0]);
-            let end = self.paths.reach(
-                begin.node,
-                begin.ms + replay.ms,
-                &replay.terms,
-                Some(replay.shared),
-            );
+            let end = paths.reach(begin.node, begin.ms + replay.ms, replay.terms, replay.first);
             self.gpu.fill(end);
-        } else {
-            let from = LaneStart {
-                host_ms: starts.iter().map(|stamp| stamp.ms).collect(),
-                gpu_ms: self.gpu.iter().map(|stamp| stamp.ms).collect(),
-            };
-            let times = self.composer.step(loads, execution, &from);
-            let before = self.gpu.clone();
-            for lane in 0..lanes {
-                let path = &times.gpu_path[lane];
-                let parent = path.parent(&starts, &before);
-                self.gpu[lane] =
-                    self.paths
-                        .reach(parent.node, times.gpu_ms[lane], &path.terms, None);
+            return;
+        }
+        let from = &mut self.starts;
+        for (lane, (host, gpu)) in starts.iter().zip(before.iter()).enumerate() {
+            from.host_ms[lane] = host.ms;
+            from.gpu_ms[lane] = gpu.ms;
+        }
+        if graph && let Some(ends) = self.composer.decode_step(loads, from, paths) {
+            for (gpu, end) in self.gpu.iter_mut().zip(ends) {
+                let parent = end.from.stamp(starts, before);
+                *gpu = paths.reach(parent.node, end.ms, end.terms, end.first);
             }
+            return;
+        }
+        let times = self.composer.step(loads, execution, from);
+        for (lane, path) in times.gpu_path.iter().enumerate() {
+            let parent = path.from.stamp(starts, before);
+            let terms = paths.store(&path.terms);
+            self.gpu[lane] = paths.reach(parent.node, times.gpu_ms[lane], terms, LookupId(0));
         }
     }
 
     /// Each host waits for its GPU's end of a step, then finishes the step.
     pub fn finish(&mut self, gpu: &[Stamp], execution: Execution) {
-        for (lane, end) in gpu.iter().enumerate() {
-            let synced = end.latest(self.host[lane]);
-            let finish = self.composer.finish(execution, lane);
-            self.host[lane] = self.after(synced, &[(Part::HostFinish, finish)]);
+        let fixed = &self.fixed[execution.mode_index()];
+        for ((host, end), fixed) in self.host.iter_mut().zip(gpu).zip(fixed) {
+            *host = self.paths.after(end.latest(*host), fixed.finish);
         }
     }
 
     /// When the client has what the server responds at `respond`.
     pub fn egress(&mut self, respond: Stamp) -> Stamp {
-        let egress = self.composer.request_times().egress;
-        self.after(respond, &[(Part::Egress, egress)])
+        self.paths.after(respond, self.egress)
     }
 }
 

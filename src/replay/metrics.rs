@@ -24,7 +24,7 @@ impl Metric {
             return None;
         }
         let mean_ms = times.iter().map(|(_, ms)| ms).sum::<f64>() / times.len() as f64;
-        times.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        times.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
         let at = |percent: usize| {
             let rank = (times.len() * percent).div_ceil(100).max(1);
             let (request, ms) = times[rank - 1];

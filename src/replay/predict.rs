@@ -218,7 +218,6 @@ impl Replayer {
                 sglang::Executor::new(scenario, run, made, capacity, recorded)?.run()?
             }
         };
-        let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
             log.requests
                 .iter()
@@ -237,16 +236,17 @@ impl Replayer {
             .map(|request| request.last_token_ms)
             .fold(0.0, f64::max);
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
-        let mut steps = BTreeMap::new();
-        let mut modes = BTreeSet::new();
+        let mut counts = BTreeMap::new();
         for iteration in &log.iterations {
             if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
-                modes.insert(execution.mode());
-                *steps
-                    .entry(format!("{} {}", kind.name(), execution.mode()))
-                    .or_insert(0) += 1;
+                *counts.entry((kind, execution.mode())).or_insert(0) += 1;
             }
         }
+        let modes: BTreeSet<&str> = counts.keys().map(|(_, mode)| *mode).collect();
+        let steps = counts
+            .into_iter()
+            .map(|((kind, mode), count)| (format!("{} {mode}", kind.name()), count))
+            .collect();
         let slowest = log
             .requests
             .iter()
@@ -256,6 +256,7 @@ impl Replayer {
         let ways = [ttft.p50.request, slowest]
             .map(|request| RequestWay::of(request, &stamps, &paths, composer.pricer()))
             .into();
+        let (ttft_receipt, tpot_receipt) = paths.receipts(composer.pricer());
         Ok(Prediction {
             ways,
             policy,

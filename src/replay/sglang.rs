@@ -91,6 +91,10 @@ pub(super) struct Executor<'a> {
     /// Requests of the last prefill batch that join `running` at the next pass.
     joining: Vec<u32>,
     done: Vec<bool>,
+    /// Requests in `running`.
+    runs: Vec<bool>,
+    /// Requests in `waiting` that wait for their first schedule.
+    unscheduled: u32,
     /// Finished requests in `running`.
     stale: usize,
     /// KV lengths of `running` at the next decode step.
@@ -149,6 +153,8 @@ impl<'a> Executor<'a> {
             running: Vec::new(),
             joining: Vec::new(),
             done: vec![false; lengths.len()],
+            runs: vec![false; lengths.len()],
+            unscheduled: 0,
             stale: 0,
             kv_sum: 0,
             ends: BTreeMap::new(),
@@ -193,6 +199,7 @@ impl<'a> Executor<'a> {
         }
         self.client.weigh_fetched(&mut self.lanes, &fetched, start);
         self.waiting.extend(&fetched);
+        self.unscheduled += fetched.len() as u32;
         self.join();
         let mut paused = Vec::new();
         let pieces = self.form_prefill();
@@ -209,10 +216,7 @@ impl<'a> Executor<'a> {
         if self.spins > 2 {
             return Turn::Stuck;
         }
-        let first_schedule =
-            |request: &&u32| self.client.requests[**request as usize].recompute == 0;
-        let left = self.waiting.iter().filter(first_schedule).count() as u32;
-        let held = (left > 0).then_some((Part::QueueCapacity, left));
+        let held = (self.unscheduled > 0).then_some((Part::QueueCapacity, self.unscheduled));
         self.held = held.map(|held| (held, start));
         let (step, pending) = match launched {
             Some((step, pending)) => (Some(step), Some(pending)),
@@ -304,6 +308,7 @@ impl<'a> Executor<'a> {
                 self.ends.entry(end).or_default().push(request);
             }
             self.running.push(request);
+            self.runs[request as usize] = true;
         }
     }
 
@@ -350,6 +355,7 @@ impl<'a> Executor<'a> {
                 break;
             }
             self.waiting.pop_front();
+            self.unscheduled -= u32::from(self.client.requests[request as usize].recompute == 0);
             pieces.push(Piece {
                 request,
                 tokens,
@@ -434,7 +440,7 @@ impl<'a> Executor<'a> {
     /// Tokens of a request whose results have been processed.
     fn tokens_out(&self, request: u32) -> u32 {
         let entry = &self.client.requests[request as usize];
-        if !self.running.contains(&request) {
+        if !self.runs[request as usize] {
             return entry.recompute;
         }
         let launched = entry.recompute + 1 + (self.decodes - entry.joined) as u32;
@@ -514,9 +520,10 @@ impl<'a> Executor<'a> {
             return;
         }
         let (done, requests, decodes) = (&self.done, &self.client.requests, self.decodes);
-        let kv_sum = &mut self.kv_sum;
+        let (kv_sum, runs) = (&mut self.kv_sum, &mut self.runs);
         self.running.retain(|request| {
             if done[*request as usize] {
+                runs[*request as usize] = false;
                 let entry = &requests[*request as usize];
                 *kv_sum -= u64::from(entry.context()) + 1 + (decodes - entry.joined);
             }
@@ -567,12 +574,14 @@ impl<'a> Executor<'a> {
             }
             promised -= u64::from(need);
             self.running.retain(|other| *other != request);
+            self.runs[request as usize] = false;
             // The token that is still out is thrown away.
             if let Some(pending) = &mut self.pending {
                 pending.prefilled.retain(|other| *other != request);
                 pending.finished.retain(|other| *other != request);
             }
             self.waiting.push_back(request);
+            self.unscheduled += u32::from(out == 0);
             paused.push(request);
         }
         let mut ratio = (pool.ratio - (RATIO_START - RATIO_END) / RATIO_STEPS).max(RATIO_END);
@@ -657,7 +666,7 @@ impl<'a> Executor<'a> {
         }
         for request in batch.finished {
             self.done[request as usize] = true;
-            let runs = self.running.contains(&request);
+            let runs = self.runs[request as usize];
             self.stale += usize::from(runs);
             let held = if runs {
                 self.held_by(request)

@@ -90,6 +90,8 @@ pub(super) struct Executor<'a> {
     client: Client,
     waiting: VecDeque<u32>,
     ranks: Vec<RankState>,
+    /// What each rank group works on in the step that is dispatched.
+    loads: Vec<RankLoad>,
     previous: Option<Pending>,
     steps: u64,
     batch_waited: u32,
@@ -125,6 +127,7 @@ impl<'a> Executor<'a> {
             ranks: (0..scenario.deployment.parallel.dp)
                 .map(|_| RankState::default())
                 .collect(),
+            loads: vec![RankLoad::default(); scenario.deployment.parallel.dp as usize],
             previous: None,
             steps: 0,
             batch_waited: 0,
@@ -283,7 +286,7 @@ impl<'a> Executor<'a> {
     /// How many context requests each rank group runs, and why the others are held.
     fn choose(&mut self) -> (Vec<usize>, (Option<Part>, u32)) {
         let serving = &self.scenario.serving;
-        let fits: Vec<usize> = self
+        let mut chosen: Vec<usize> = self
             .ranks
             .iter()
             .map(|rank| {
@@ -310,18 +313,17 @@ impl<'a> Executor<'a> {
             .map(|rank| rank.context.len() as u32)
             .sum::<u32>()
             + self.waiting.len() as u32;
-        let mut chosen = fits.clone();
         let mut reason = Part::QueueCapacity;
         if self.ranks.len() == 1 {
             if let Some(wait) = serving.batch_wait
-                && fits[0] > 0
+                && chosen[0] > 0
                 && self.ranks[0].generating > 0
             {
                 let rank = &self.ranks[0];
                 let tokens: u32 = rank
                     .context
                     .iter()
-                    .take(fits[0])
+                    .take(chosen[0])
                     .map(|request| self.client.requests[*request as usize].context())
                     .sum::<u32>()
                     + rank.generating;
@@ -335,8 +337,8 @@ impl<'a> Executor<'a> {
                 }
             }
         } else if let Some(balance) = serving.attention_dp_balance {
-            let all = |test: &dyn Fn(usize) -> bool| (0..fits.len()).all(test);
-            let have_context = all(&|rank| fits[rank] > 0);
+            let all = |test: &dyn Fn(usize) -> bool| (0..chosen.len()).all(test);
+            let have_context = all(&|rank| chosen[rank] > 0);
             let have_slots = all(&|rank| self.ranks[rank].generating < serving.max_batch_size);
             let have_generation = all(&|rank| self.ranks[rank].generating > 0);
             let mut hold = false;
@@ -444,21 +446,15 @@ impl<'a> Executor<'a> {
         ranks: &[RankRecord],
         chosen: &[usize],
     ) -> Pending {
-        let loads: Vec<RankLoad> = ranks
-            .iter()
-            .map(|rank| RankLoad {
-                prompts: rank
-                    .context
-                    .iter()
-                    .map(|request| self.client.requests[*request as usize].context())
-                    .collect(),
-                generation: rank.generation,
-                padded: rank.padded,
-                kv_sum: rank.kv_sum,
-                ..RankLoad::default()
-            })
-            .collect();
-        self.lanes.dispatch(execution, &loads);
+        for (load, rank) in self.loads.iter_mut().zip(ranks) {
+            let context = |request: &u32| self.client.requests[*request as usize].context();
+            load.prompts.clear();
+            load.prompts.extend(rank.context.iter().map(context));
+            load.generation = rank.generation;
+            load.padded = rank.padded;
+            load.kv_sum = rank.kv_sum;
+        }
+        self.lanes.dispatch(execution, &self.loads);
         self.book(start, execution, chosen)
     }
 

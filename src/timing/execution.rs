@@ -72,6 +72,15 @@ pub enum Execution {
 }
 
 impl Execution {
+    /// Position of the mode a step runs in: eager, full graph, piecewise.
+    pub fn mode_index(self) -> usize {
+        match self {
+            Self::Eager | Self::Unknown => 0,
+            Self::FullGraph { .. } => 1,
+            Self::Piecewise { .. } => 2,
+        }
+    }
+
     /// Whether a host row measured under `self` may price a step run under `step`.
     ///
     /// Modes must be the same kind: a graph or unknown row never stands for an eager one, and

@@ -5,6 +5,7 @@ mod evaluation;
 mod execution;
 mod fault;
 mod file;
+mod hash;
 mod row;
 mod table;
 
@@ -13,7 +14,8 @@ pub use evaluation::Evaluation;
 pub use execution::{Boundary, CaptureOutcome, Execution, Observer};
 pub use fault::{InputError, Place};
 pub use file::read_text;
+pub use hash::NumberMap;
 pub use row::{
     Duplicates, Origin, Provenance, Row, RowId, Rows, Samples, Scope, SourceCell, Topology,
 };
-pub use table::{Column, OpTable};
+pub use table::{Column, Columns, OpTable, ReadColumn};

@@ -1,12 +1,12 @@
 //! Timing rows: boundary + execution identity + where and what + shape + samples + provenance.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Boundary, CaptureOutcome, Execution, Observer, OpTable};
+use super::{Boundary, CaptureOutcome, Execution, NumberMap, Observer, OpTable};
 
 /// A cell of a source table: the measured value a row was copied from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -173,7 +173,7 @@ pub struct Rows {
     ms: Vec<f64>,
     origins: Vec<Origin>,
     /// Rows of op tables by the table's address and position: a row stands here once, whoever uses it.
-    of_tables: HashMap<(usize, u32), RowId>,
+    of_tables: NumberMap<(usize, u32), RowId>,
 }
 
 impl Rows {

@@ -574,7 +574,7 @@ pub fn table<R>(
         file: PathBuf::from("toy.parquet"),
         label: String::new(),
         names,
-        columns,
+        columns: columns.into(),
         rows: rows.len(),
     }
 }

@@ -1,0 +1,193 @@
+//! The auditor: what it holds while it plays a prediction again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use crate::compose::Part;
+use crate::model::{BackendName, ModelConfig, Scenario};
+use crate::replay::Prediction;
+
+use super::client::Progress;
+use super::fault::{AuditFault, AuditReport, Check, FAULTS_MAX};
+use super::forward::{Task, forward};
+use super::lookup::{Field, Share, field};
+use super::moment::{Cost, Slot, Sum};
+use super::sources::{Known, Sources};
+use super::step::Order;
+
+/// Recomputes `prediction` and compares. `configs` holds the configs of the scenario's model and of
+/// every model that host rows were measured with, by model id.
+///
+/// # Errors
+/// Everything that could not be confirmed, up to a limit.
+pub fn audit(
+    scenario: &Scenario,
+    configs: &BTreeMap<String, ModelConfig>,
+    prediction: &Prediction,
+) -> Result<AuditReport, Vec<AuditFault>> {
+    let mut auditor = Auditor::new(scenario, configs, prediction)?;
+    auditor.check_lengths();
+    match scenario.deployment.backend.name {
+        BackendName::Trtllm => auditor.replay_trtllm(),
+        BackendName::Sglang => auditor.replay_sglang(),
+    }
+    let report = auditor.compare();
+    if auditor.faults.is_empty() {
+        Ok(report)
+    } else {
+        Err(auditor.faults)
+    }
+}
+
+/// Host times of a lane in one mode, each with its path.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HostLane {
+    /// Up to where the forward's dispatch begins.
+    pub(super) before: Cost,
+    pub(super) dispatch: Cost,
+    pub(super) finish: Cost,
+}
+
+pub(super) struct Auditor<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) config: &'a ModelConfig,
+    pub(super) configs: &'a BTreeMap<String, ModelConfig>,
+    pub(super) prediction: &'a Prediction,
+    pub(super) faults: Vec<AuditFault>,
+    pub(super) sources: Sources,
+    slots: HashMap<(Part, Known), Slot>,
+    pub(super) slot_list: Vec<(Part, Known)>,
+    /// Distinct tasks, and the forward as positions in them with launches.
+    pub(super) tasks: Vec<Task>,
+    pub(super) fields: Vec<Option<Field>>,
+    pub(super) forward: Vec<(usize, u32)>,
+    /// The same for steps with prompts (1), generation (2) or both (3).
+    pub(super) orders: [Option<Rc<Order>>; 4],
+    pub(super) priced: Vec<HashMap<u64, Rc<Cost>>>,
+    pub(super) lookups: usize,
+    pub(super) ties: usize,
+    /// By mode (eager, full graph, piecewise) and lane.
+    pub(super) hosts: [Vec<HostLane>; 3],
+    pub(super) transport: Cost,
+    pub(super) ingress: Cost,
+    pub(super) egress: Cost,
+    // The replay's state.
+    pub(super) requests: Vec<Progress>,
+    pub(super) posted: usize,
+    /// Requests of more than one token.
+    pub(super) streaming: usize,
+    pub(super) service: Sum,
+    pub(super) queues: BTreeMap<Part, Sum>,
+    pub(super) tpot: Sum,
+}
+
+impl<'a> Auditor<'a> {
+    fn new(
+        scenario: &'a Scenario,
+        configs: &'a BTreeMap<String, ModelConfig>,
+        prediction: &'a Prediction,
+    ) -> Result<Self, Vec<AuditFault>> {
+        let deployment = &scenario.deployment;
+        let Some(config) = configs.get(&deployment.model) else {
+            return Err(vec![AuditFault {
+                check: Check::Rows,
+                what: format!("no config of {}", deployment.model),
+            }]);
+        };
+        let mut faults = Vec::new();
+        let sources = Sources::new(&prediction.rows, &mut faults);
+        let mut tasks: Vec<Task> = Vec::new();
+        let mut order = Vec::new();
+        for (task, kernels) in forward(config, deployment, deployment.parallel) {
+            let at = tasks.iter().position(|known| *known == task);
+            let at = at.unwrap_or_else(|| {
+                tasks.push(task);
+                tasks.len() - 1
+            });
+            order.push((at, kernels));
+        }
+        let mut fields = Vec::new();
+        for task in &tasks {
+            fields.push(match task {
+                Task::Move { .. } => None,
+                _ => match field(*task, config, deployment, &sources) {
+                    Ok(field) => Some(field),
+                    Err(fault) => {
+                        faults.push(fault);
+                        None
+                    }
+                },
+            });
+        }
+        if !faults.is_empty() {
+            faults.truncate(FAULTS_MAX);
+            return Err(faults);
+        }
+        let mut auditor = Self {
+            scenario,
+            config,
+            configs,
+            prediction,
+            faults,
+            sources,
+            slots: HashMap::new(),
+            slot_list: Vec::new(),
+            priced: vec![HashMap::new(); tasks.len()],
+            tasks,
+            fields,
+            forward: order,
+            orders: [None, None, None, None],
+            lookups: 0,
+            ties: 0,
+            hosts: [Vec::new(), Vec::new(), Vec::new()],
+            transport: Cost::default(),
+            ingress: Cost::default(),
+            egress: Cost::default(),
+            requests: vec![Progress::default(); prediction.log.requests.len()],
+            posted: 0,
+            streaming: prediction
+                .log
+                .requests
+                .iter()
+                .filter(|one| one.output > 1)
+                .count(),
+            service: Sum::default(),
+            queues: BTreeMap::new(),
+            tpot: Sum::default(),
+        };
+        auditor.host_times();
+        Ok(auditor)
+    }
+
+    pub(super) fn fault(&mut self, check: Check, what: String) {
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.push(AuditFault { check, what });
+        }
+    }
+
+    /// What a source is called.
+    pub(super) fn name(&self, known: Known) -> String {
+        self.prediction.rows.describe(self.sources.ids[known])
+    }
+
+    fn slot(&mut self, part: Part, known: Known) -> Slot {
+        let next = self.slot_list.len();
+        let slot = *self.slots.entry((part, known)).or_insert(next);
+        if slot == next {
+            self.slot_list.push((part, known));
+        }
+        slot
+    }
+
+    pub(super) fn cost(&mut self, part: Part, shares: &[Share]) -> Cost {
+        self.lookups += 1;
+        let mut cost = Cost::default();
+        for share in shares {
+            let times = share.weight * share.work;
+            cost.ms += times * self.sources.ms[share.known];
+            let slot = self.slot(part, share.known);
+            cost.of.push((slot, times));
+        }
+        cost
+    }
+}
