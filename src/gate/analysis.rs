@@ -20,7 +20,7 @@ use super::judge::{Job, JudgedCase, Work, base_points};
 use super::ledger::{LedgerRow, read_ledger};
 use super::open::open_regressions;
 use super::points::Points;
-use super::prove::prove_data;
+use super::prove::{configs_of, prove_data};
 use super::shards::Shards;
 
 /// The compiler this binary was built with.
@@ -228,7 +228,10 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
         points: &points,
         on_base: base_points(&base, prints.data_differs)?,
         same_data: !prints.data_differs,
-        proofs: question.proofs,
+        configs: match question.proofs {
+            true => Some(configs_of(&points)?),
+            false => None,
+        },
     };
     let jobs = wanted
         .iter()

@@ -1,12 +1,13 @@
 //! Judging one case: predicted anew, compared with the base, its moves explained and its proofs made.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
 use crate::case::CaseFile;
+use crate::model::ModelConfig;
 use crate::replay::Outcome;
 use crate::timing::{InputError, Policy};
 
@@ -104,7 +105,8 @@ pub(super) struct Work<'a> {
     pub points: &'a Points,
     pub on_base: OnBase,
     pub same_data: bool,
-    pub proofs: bool,
+    /// Configs for the audit; `None`: nothing is proved.
+    pub configs: Option<BTreeMap<String, ModelConfig>>,
 }
 
 impl Work<'_> {
@@ -149,8 +151,8 @@ impl Work<'_> {
             point,
             group,
         });
-        if self.proofs {
-            judged.failures = prove(self.points, &judged.name, &predicted)?;
+        if let Some(configs) = &self.configs {
+            judged.failures = prove(self.points, configs, &judged.name, &predicted);
             judged.proved = true;
         }
         Ok(())

@@ -1,5 +1,9 @@
 //! The proofs over a case that was predicted: its prediction serves each of them.
 
+use std::collections::BTreeMap;
+
+use walkdir::WalkDir;
+
 use crate::case::{Case, CaseFile};
 use crate::model::ModelConfig;
 use crate::replay::{Outcome, Prediction};
@@ -9,31 +13,49 @@ use super::audit::audit;
 use super::points::{Points, Predicted};
 use super::proof::{Proof, ProofFailure, blindness, homogeneity, null, sees_no_answer, sums};
 
-/// Proves the estimate of a case; `Err`: its input cannot be read.
+/// Configs of every model of a project, by id: host rows may come from any of them.
+pub(super) fn configs_of(points: &Points) -> Result<BTreeMap<String, ModelConfig>, InputError> {
+    let models = points.replayer().models();
+    let mut configs = BTreeMap::new();
+    for entry in WalkDir::new(models).max_depth(1).into_iter().flatten() {
+        let path = entry.path();
+        if let (Some("json"), Some(id)) = (
+            path.extension().and_then(|ending| ending.to_str()),
+            path.file_stem().and_then(|stem| stem.to_str()),
+        ) {
+            configs.insert(id.to_owned(), ModelConfig::load(models, id)?);
+        }
+    }
+    Ok(configs)
+}
+
+/// Proves the estimate of a case.
 pub(super) fn prove(
     points: &Points,
+    configs: &BTreeMap<String, ModelConfig>,
     name: &str,
     predicted: &Predicted,
-) -> Result<Vec<ProofFailure>, InputError> {
+) -> Vec<ProofFailure> {
     let failures = match predicted {
         Predicted::Serving { case, estimate, .. } => match estimate.as_ref() {
             Outcome::Predicted(prediction) => {
-                return prove_serving(points, name, case, prediction);
+                return prove_serving(points, configs, name, case, prediction);
             }
             Outcome::Refused(_) => sees_no_answer(name, &case.scenario()),
         },
         Predicted::Op { case, .. } => sees_no_answer(name, &case.scenario()),
         Predicted::Step { case, .. } => sees_no_answer(name, &case.scenario()),
     };
-    Ok(failures.err().into_iter().collect())
+    failures.err().into_iter().collect()
 }
 
 fn prove_serving(
     points: &Points,
+    configs: &BTreeMap<String, ModelConfig>,
     name: &str,
     case: &Case,
     prediction: &Prediction,
-) -> Result<Vec<ProofFailure>, InputError> {
+) -> Vec<ProofFailure> {
     let replayer = points.replayer();
     let scenario = case.scenario();
     let scaled = |factor: f64, recorded: Option<&_>| {
@@ -52,8 +74,7 @@ fn prove_serving(
             Err(error) => error.to_string(),
         }
     };
-    let config = ModelConfig::load(replayer.models(), &scenario.deployment.model)?;
-    let audited = audit(&scenario, &config, prediction)
+    let audited = audit(&scenario, configs, prediction)
         .map(|_| ())
         .map_err(|faults| {
             let first = faults.first().map_or(String::new(), ToString::to_string);
@@ -67,7 +88,7 @@ fn prove_serving(
         homogeneity(name, scaled),
         blindness(name, case, seen),
     ];
-    Ok(proofs.into_iter().filter_map(Result::err).collect())
+    proofs.into_iter().filter_map(Result::err).collect()
 }
 
 /// Every exact figure of a prediction, one per line.
