@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::de::DeserializeOwned;
 
-use crate::case::ImportRequest;
+use crate::case::{Date, ImportRequest};
 use crate::model::{BackendName, GemmDtype, MoeDtype};
 use crate::timing::Policy;
 
@@ -94,6 +94,13 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Hold the working tree to a base revision: every change outside its band must be recorded
+    Gate(GateArguments),
+    /// The ledger of accepted changes
+    Ledger {
+        #[command(subcommand)]
+        command: LedgerCommand,
+    },
     /// Print the JSON Schema of a case
     Schema,
     /// Work with cases
@@ -133,6 +140,79 @@ pub enum Mechanism {
     Kernels,
     /// Batch wait, attention-DP balance and receive interval, in the cases that have one
     Waits,
+}
+
+#[derive(Debug, Args)]
+pub struct GateArguments {
+    /// Case names or folders of cases, where not everything must run [default: what changed]
+    #[arg(value_name = "CASE")]
+    pub cases: Vec<String>,
+    /// Revision to compare with: a commit, branch or tag
+    #[arg(long, value_name = "REV")]
+    pub base: String,
+    #[arg(long, value_enum, default_value_t = Format::Terminal)]
+    pub format: Format,
+    /// Write the report there, the terminal still gets its own; may be given again. A name that ends
+    /// in .md, .json or .xml decides the format
+    #[arg(long, value_name = "FILE")]
+    pub out: Vec<PathBuf>,
+    /// JUnit files of test shards: together they must have run every point test, each once
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub results: Vec<PathBuf>,
+    /// The day that tolerances are held to [default: today]
+    #[arg(long, value_name = "DATE", hide = true)]
+    pub today: Option<Date>,
+}
+
+/// How a report is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Terminal,
+    /// For a pull request's comment
+    Markdown,
+    Json,
+    Junit,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LedgerCommand {
+    /// Record every move between the base's goldens and the reviewed ones of the working tree
+    Record {
+        /// Why the change is right
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        /// Only cases of this name; `*` stands for anything
+        #[arg(long, value_name = "GLOB")]
+        case: Option<String>,
+        /// What makes many points move alike
+        #[arg(long, value_name = "TEXT", requires = "rows")]
+        mechanism: Option<String>,
+        /// The rows that the mechanism rests on
+        #[arg(
+            long,
+            value_name = "ROW",
+            value_delimiter = ',',
+            requires = "mechanism"
+        )]
+        rows: Vec<String>,
+        /// Revision whose goldens the move began at
+        #[arg(long, value_name = "REV", default_value = "HEAD")]
+        base: String,
+        /// The day of the rows [default: today]
+        #[arg(long, value_name = "DATE", hide = true)]
+        today: Option<Date>,
+    },
+    /// Check that every line is well-formed and agrees with itself
+    Verify,
+    /// History of a case or point
+    Show {
+        /// A point's number or a case's name
+        #[arg(value_name = "POINT|CASE")]
+        of: String,
+        /// JSON Lines instead of text
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,11 +6,16 @@ mod args;
 mod case;
 mod coverage;
 mod drift;
+mod gate;
+mod gate_junit;
+mod gate_report;
+mod ledger;
 mod predict;
 mod run;
 mod select;
 mod sensitivity;
 mod tables;
 mod text;
+mod today;
 
 pub use run::run;

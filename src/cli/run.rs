@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::case;
-use crate::gate::Points;
+use crate::gate::{NoVerdict, Points};
 use crate::timing::InputError;
 
 use super::args::{Arguments, CaseCommand, Command, TablesCommand};
 use super::{
-    ablation, accuracy, case as case_command, coverage, drift, predict, sensitivity, tables,
+    ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
+    tables,
 };
 
 /// Why a subcommand ended early.
@@ -21,6 +22,17 @@ pub enum Stop {
     Input(InputError),
     /// Standard output went away, or another write failed.
     Output(io::Error),
+    /// Arguments that do not go together with what was found.
+    Usage(String),
+}
+
+impl From<NoVerdict> for Stop {
+    fn from(why: NoVerdict) -> Self {
+        match why {
+            NoVerdict::Input(error) => Self::Input(error),
+            NoVerdict::Usage(what) => Self::Usage(what),
+        }
+    }
 }
 
 impl From<InputError> for Stop {
@@ -37,12 +49,15 @@ impl From<io::Error> for Stop {
 
 /// Unrecorded change.
 const CHANGED: u8 = 1;
+/// Wrong arguments; clap's own code too.
+const USAGE: u8 = 2;
 /// Bad input.
 const BAD_INPUT: u8 = 5;
 
 /// Parses the arguments and runs the subcommand they name.
 ///
-/// Exit codes: 0 done, 1 a golden was left, 2 usage, 5 bad input.
+/// Exit codes: 0 done, 1 a golden was left or a change is not recorded, 2 usage, 3 coverage lost,
+/// 4 a proof failed, 5 bad input.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -54,6 +69,11 @@ pub fn run() -> ExitCode {
             let _ = out.flush();
             say(&format!("error: {error}"));
             ExitCode::from(BAD_INPUT)
+        }
+        Err(Stop::Usage(what)) => {
+            let _ = out.flush();
+            say(&format!("error: {what}"));
+            ExitCode::from(USAGE)
         }
         // A reader that has seen enough, such as `head`.
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -70,12 +90,12 @@ fn say(line: &str) {
 }
 
 fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> {
+    let root = || match &arguments.root {
+        Some(root) => Ok(root.clone()),
+        None => find_root(),
+    };
     let open = || -> Result<Points, Stop> {
-        let root = match &arguments.root {
-            Some(root) => root.clone(),
-            None => find_root()?,
-        };
-        Ok(Points::open(&root, arguments.systems_dir.as_deref())?)
+        Ok(Points::open(&root()?, arguments.systems_dir.as_deref())?)
     };
     match arguments.command {
         Command::Predict {
@@ -113,6 +133,16 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 _ if left => return Ok(ExitCode::from(CHANGED)),
                 _ => {}
             }
+        }
+        Command::Gate(asked) => {
+            if arguments.systems_dir.is_some() {
+                let what = "the gate judges data/ as it is in git: leave --systems-dir out";
+                return Err(Stop::Usage(what.to_owned()));
+            }
+            return Ok(ExitCode::from(gate::run(&root()?, &asked, out)?));
+        }
+        Command::Ledger { command } => {
+            return Ok(ExitCode::from(ledger::run(&root()?, command, out)?));
         }
         Command::Schema => {
             let schema = serde_json::to_string_pretty(&case::json_schema())

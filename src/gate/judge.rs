@@ -1,0 +1,309 @@
+//! Judging one case: predicted anew, compared with the base, its moves explained and its proofs made.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::case::CaseFile;
+use crate::model::ModelConfig;
+use crate::replay::Outcome;
+use crate::timing::{InputError, Policy};
+
+use super::analysis::{CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
+use super::band::Bands;
+use super::base::Base;
+use super::classify::{Classified, classify};
+use super::effects::Effects;
+use super::fingerprint::DATA;
+use super::golden::render;
+use super::impact::Tree;
+use super::parsed::Golden;
+use super::points::{Points, Predicted, bands_of};
+use super::proof::ProofFailure;
+use super::prove::prove;
+
+/// This code's view of the base's data.
+pub(super) enum OnBase {
+    Same,
+    Points(
+        Box<Points>,
+        #[expect(dead_code, reason = "the folder lives as long")] TempDir,
+    ),
+    /// The base's data cannot be read by this code.
+    Unreadable,
+}
+
+pub(super) fn base_points(base: &Base, differs: bool) -> Result<OnBase, InputError> {
+    if !differs {
+        return Ok(OnBase::Same);
+    }
+    let folder = TempDir::new().map_err(|error| {
+        let what = format!("cannot make a temporary folder: {error}");
+        InputError::new(std::env::temp_dir(), what, "set TMPDIR to another folder")
+    })?;
+    base.extract(DATA, folder.path())?;
+    // Points wants a folder of cases; none is read from it.
+    let made = fs::create_dir_all(folder.path().join("cases"));
+    let opened = made
+        .ok()
+        .and_then(|()| Points::open(folder.path(), None).ok());
+    Ok(opened.map_or(OnBase::Unreadable, |points| {
+        OnBase::Points(Box::new(points), folder)
+    }))
+}
+
+/// One case to judge.
+pub(super) struct Job {
+    name: String,
+    in_head: bool,
+    /// Golden and bands of the base; `None`: a new case.
+    before: Result<Option<(Golden, Bands)>, InputError>,
+}
+
+impl Job {
+    pub fn new(name: &str, tree: &Tree, base: &Base) -> Self {
+        Self {
+            name: name.to_owned(),
+            in_head: tree.has(name),
+            before: Self::before(name, base),
+        }
+    }
+
+    fn before(name: &str, base: &Base) -> Result<Option<(Golden, Bands)>, InputError> {
+        let path = format!("goldens/{name}.snap");
+        let Some(text) = base.text(&path)? else {
+            return Ok(None);
+        };
+        let golden = Golden::of_snapshot(&text, &base.shown(&path))?;
+        // A band that this change widens counts from the next change on.
+        let path = format!("cases/{name}.yaml");
+        let bands = match base.bytes(&path)? {
+            Some(bytes) => CaseFile::from_bytes(base.shown(&path), bytes).ok(),
+            None => None,
+        };
+        Ok(Some((
+            golden,
+            bands.map_or_else(Bands::default, |case| bands_of(&case)),
+        )))
+    }
+}
+
+/// What judging one case came to.
+pub(super) struct JudgedCase {
+    pub name: String,
+    pub report: Option<CaseReport>,
+    pub bands: Bands,
+    pub findings: Vec<Finding>,
+    pub failures: Vec<ProofFailure>,
+    pub proved: bool,
+}
+
+/// What every job needs.
+pub(super) struct Work<'a> {
+    pub points: &'a Points,
+    pub on_base: OnBase,
+    pub same_data: bool,
+    /// Configs for the audit; `None`: nothing is proved.
+    pub configs: Option<BTreeMap<String, ModelConfig>>,
+}
+
+impl Work<'_> {
+    pub fn judge(&self, job: Job) -> JudgedCase {
+        let mut judged = JudgedCase {
+            name: job.name.clone(),
+            report: None,
+            bands: Bands::default(),
+            findings: Vec::new(),
+            failures: Vec::new(),
+            proved: false,
+        };
+        if let Err(error) = self.try_judge(job, &mut judged) {
+            judged.findings.push(found(Kind::BadInput, error));
+        }
+        judged
+    }
+
+    fn try_judge(&self, job: Job, judged: &mut JudgedCase) -> Result<(), InputError> {
+        let before = job.before?;
+        let (before, bands) = before.map_or((None, Bands::default()), |(golden, bands)| {
+            (Some(golden), bands)
+        });
+        judged.bands = bands;
+        if !job.in_head {
+            judged.report = Some(removed(&job.name, before.as_ref(), &bands));
+            return Ok(());
+        }
+        let case = self.points.case(&job.name)?;
+        let group = group_of(&case);
+        let point = point_of(&case);
+        let own_bands = bands_of(&case);
+        let predicted = self.points.predict(case)?;
+        let place = self.points.golden_path(&job.name);
+        let fresh = Golden::of_text(&render(&predicted), &place)?;
+        let classified = classify(before.as_ref(), Some(&fresh), &bands);
+        judged.report = Some(CaseReport {
+            not_reproduced: self.not_reproduced(&place, &fresh, &own_bands)?,
+            evidence: evidence(before.as_ref(), &fresh),
+            metrics: self.with_effects(classified, &predicted)?,
+            case: job.name,
+            point,
+            group,
+        });
+        if let Some(configs) = &self.configs {
+            judged.failures = prove(self.points, configs, &judged.name, &predicted);
+            judged.proved = true;
+        }
+        Ok(())
+    }
+
+    /// What the working tree's golden has that a fresh prediction has not.
+    fn not_reproduced(
+        &self,
+        file: &Path,
+        fresh: &Golden,
+        bands: &Bands,
+    ) -> Result<Option<String>, InputError> {
+        let Ok(text) = fs::read_to_string(file) else {
+            // Reported as a case without a golden.
+            return Ok(None);
+        };
+        let golden = Golden::of_snapshot(&text, file)?;
+        let breaches = golden.compare(fresh, bands).breaches;
+        Ok(breaches.first().map(|first| {
+            let more = breaches.len() - 1;
+            let (path, before, after) = (&first.path, &first.before, &first.after);
+            format!("{path} says {before}, predicted is {after} (and {more} more)")
+        }))
+    }
+
+    fn with_effects(
+        &self,
+        classified: Vec<Classified>,
+        predicted: &Predicted,
+    ) -> Result<Vec<MetricReport>, InputError> {
+        let moved = |one: &Classified| {
+            let change = &one.change;
+            change.class.wants_record() && change.before_ms.is_some() && change.after_ms.is_some()
+        };
+        let on_base = match &self.on_base {
+            OnBase::Points(points, _) if classified.iter().any(moved) => {
+                points.predict(case_of(predicted)).ok()
+            }
+            _ => None,
+        };
+        let read = |one: &Predicted| Golden::of_text(&render(one), Path::new("the base's data"));
+        let on_base_golden = on_base.as_ref().map(read).transpose()?;
+        let report = |classified: Classified| {
+            let effects = moved(&classified).then(|| {
+                self.effects(
+                    &classified,
+                    predicted,
+                    on_base.as_ref(),
+                    on_base_golden.as_ref(),
+                )
+            });
+            MetricReport {
+                effects: effects.flatten(),
+                recorded: None,
+                classified,
+            }
+        };
+        Ok(classified.into_iter().map(report).collect())
+    }
+
+    fn effects(
+        &self,
+        classified: &Classified,
+        fresh: &Predicted,
+        on_base: Option<&Predicted>,
+        on_base_golden: Option<&Golden>,
+    ) -> Option<Effects> {
+        let (policy, metric) = (classified.policy, classified.metric);
+        let before_ms = classified.change.before_ms?;
+        let after_ms = classified.change.after_ms?;
+        if self.same_data {
+            return Some(Effects::of(before_ms, after_ms, after_ms));
+        }
+        let on_base_ms = on_base_golden?.ms(policy, metric)?;
+        let effects = Effects::of(before_ms, on_base_ms, after_ms);
+        match (outcome(on_base?, policy), outcome(fresh, policy)) {
+            (Some(Outcome::Predicted(old)), Some(Outcome::Predicted(new))) => {
+                Some(effects.with_rows(metric, old, new))
+            }
+            // Ops and steps have no scheduler: what the code did not do, the rows did.
+            _ => Some(Effects {
+                row_ms: effects.schedule_ms,
+                schedule_ms: 0.0,
+                ..effects
+            }),
+        }
+    }
+}
+
+fn outcome(predicted: &Predicted, policy: Policy) -> Option<&Outcome> {
+    match (predicted, policy) {
+        (Predicted::Serving { strict, .. }, Policy::Strict) => Some(strict),
+        (Predicted::Serving { estimate, .. }, Policy::Estimate) => Some(estimate),
+        _ => None,
+    }
+}
+
+fn case_of(predicted: &Predicted) -> CaseFile {
+    match predicted {
+        Predicted::Serving { case, .. } => CaseFile::Serving((**case).clone()),
+        Predicted::Op { case, .. } => CaseFile::Op((**case).clone()),
+        Predicted::Step { case, .. } => CaseFile::Step((**case).clone()),
+    }
+}
+
+fn group_of(case: &CaseFile) -> String {
+    let deployment = case.deployment();
+    let backend = deployment.backend.name.as_str();
+    format!("{}/{}/{backend}", deployment.model, deployment.system)
+}
+
+fn point_of(case: &CaseFile) -> Option<u32> {
+    match case {
+        CaseFile::Serving(case) => case.point,
+        CaseFile::Op(_) | CaseFile::Step(_) => None,
+    }
+}
+
+fn removed(name: &str, before: Option<&Golden>, bands: &Bands) -> CaseReport {
+    let metrics = classify(before, None, bands).into_iter();
+    CaseReport {
+        case: name.to_owned(),
+        point: None,
+        group: String::new(),
+        metrics: metrics
+            .map(|classified| MetricReport {
+                classified,
+                effects: None,
+                recorded: None,
+            })
+            .collect(),
+        evidence: Vec::new(),
+        not_reproduced: None,
+    }
+}
+
+/// Measured values that are not the base's.
+fn evidence(before: Option<&Golden>, after: &Golden) -> Vec<EvidenceReport> {
+    let Some(before) = before else {
+        return Vec::new();
+    };
+    let (old, new) = (before.evidence(), after.evidence());
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    names
+        .into_iter()
+        .filter(|name| old.get(*name) != new.get(*name))
+        .map(|name| EvidenceReport {
+            name: name.clone(),
+            before_ms: old.get(name).copied(),
+            after_ms: new.get(name).copied(),
+            recorded: None,
+        })
+        .collect()
+}

@@ -1,0 +1,800 @@
+//! The gate and the ledger from outside: a small copy of the project in a git repository of its
+//! own, one change after another, each with its exit code and message.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use git2::{IndexAddOption, Repository, Signature};
+use rstest::rstest;
+use serde_json::Value;
+use stepgate::gate::{COMPILER, Points, render};
+use tempfile::TempDir;
+
+const SOURCE: &str = env!("CARGO_MANIFEST_DIR");
+const SERVING: [&str; 4] = [
+    "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4",
+    "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c8",
+    "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c16",
+    "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c32",
+];
+const CASE: &str = SERVING[0];
+const OP: &str = "ops/b200-trtllm/gpt-oss-120b-tp2/moe-889";
+const STEP: &str = "steps/b200-trtllm/gpt-oss-120b-tp2/decode-4";
+const HOST: &str = "data/host/gpt-oss-120b-trtllm-1.3.0rc14-b200-tp2.yaml";
+const CELLS: &str = "data/host/sources/gpt-oss-120b-b200-tp2.csv";
+const MOE: &str = "data/systems/data/b200_sxm/moe/sglang/0.5.14/moe_perf.parquet";
+/// A source file whose text the fingerprint holds.
+const TIMING: &str = "src/timing/mod.rs";
+
+/// A project folder that is a git repository.
+struct Project {
+    folder: TempDir,
+    repository: Repository,
+}
+
+impl Project {
+    /// The project with six cases and their goldens, as one commit.
+    fn new() -> Self {
+        let folder = TempDir::new().expect("a temporary folder");
+        for inner in [
+            "src",
+            "Cargo.lock",
+            "data/host",
+            "data/models",
+            "data/systems/b200_sxm.yaml",
+            "data/systems/data/b200_sxm",
+        ] {
+            copy(inner, folder.path());
+        }
+        for name in SERVING.into_iter().chain([OP, STEP]) {
+            copy(&format!("cases/{name}.yaml"), folder.path());
+        }
+        let repository = Repository::init(folder.path()).expect("a repository");
+        let project = Self { folder, repository };
+        project.write("goldens/compiler.txt", &format!("{COMPILER}\n"));
+        project.accept();
+        project.commit();
+        project
+    }
+
+    fn path(&self, inner: &str) -> PathBuf {
+        self.folder.path().join(inner)
+    }
+
+    fn write(&self, inner: &str, text: &str) {
+        let file = self.path(inner);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+        fs::write(file, text).expect("written");
+    }
+
+    fn read(&self, inner: &str) -> String {
+        fs::read_to_string(self.path(inner)).expect("text")
+    }
+
+    fn edit(&self, inner: &str, from: &str, to: &str) {
+        let text = self.read(inner);
+        assert!(text.contains(from), "{inner} holds {from:?}:\n{text}");
+        self.write(inner, &text.replacen(from, to, 1));
+    }
+
+    /// Writes every golden as it is predicted now: what a review that accepts all does.
+    fn accept(&self) {
+        let points = Points::open(self.folder.path(), None).expect("the project opens");
+        for name in points.names().expect("the cases") {
+            let case = points.case(&name).expect("a valid case");
+            let text = render(&points.predict(case).expect("sound data"));
+            let head =
+                format!("---\nsource: harness/main.rs\ninput_file: cases/{name}.yaml\n---\n");
+            self.write(&format!("goldens/{name}.snap"), &(head + &text));
+        }
+    }
+
+    fn commit(&self) {
+        let mut index = self.repository.index().expect("an index");
+        index
+            .add_all(["*"], IndexAddOption::DEFAULT, None)
+            .expect("added");
+        index.update_all(["*"], None).expect("updated");
+        index.write().expect("written");
+        let tree = index.write_tree().expect("a tree");
+        let tree = self.repository.find_tree(tree).expect("the tree");
+        let someone = Signature::now("Someone", "someone@example.com").expect("a name");
+        let parent = self
+            .repository
+            .head()
+            .and_then(|head| head.peel_to_commit())
+            .ok();
+        let parents: Vec<_> = parent.iter().collect();
+        self.repository
+            .commit(
+                Some("HEAD"),
+                &someone,
+                &someone,
+                "A change",
+                &tree,
+                &parents,
+            )
+            .expect("a commit");
+    }
+
+    /// Commits a base with an edited file and takes the edit back: what this code does against
+    /// another base.
+    fn commit_with(&self, edits: &[(&str, &str, &str)]) {
+        let before: Vec<String> = edits.iter().map(|(file, ..)| self.read(file)).collect();
+        for (file, from, to) in edits {
+            self.edit(file, from, to);
+        }
+        self.commit();
+        for ((file, ..), text) in edits.iter().zip(&before).rev() {
+            self.write(file, text);
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_stepgate"))
+            .arg("--root")
+            .arg(self.folder.path())
+            .args(arguments)
+            .output()
+            .expect("the binary runs")
+    }
+
+    /// Runs and checks the exit code and that the output says each of `parts`.
+    #[track_caller]
+    fn says(&self, arguments: &[&str], code: i32, parts: &[&str]) -> String {
+        let output = self.run(arguments);
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text += &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{part:?} is said in:\n{text}");
+        }
+        text
+    }
+
+    #[track_caller]
+    fn gate(&self, code: i32, parts: &[&str]) -> String {
+        self.says(&["gate", "--base", "HEAD"], code, parts)
+    }
+
+    #[track_caller]
+    fn record(&self, code: i32, parts: &[&str]) -> String {
+        self.says(
+            &["ledger", "record", "--reason", "a reviewed change"],
+            code,
+            parts,
+        )
+    }
+
+    /// The JSON report of a gate that ends with `code`.
+    #[track_caller]
+    fn json(&self, code: i32) -> Value {
+        let text = self.says(&["gate", "--base", "HEAD", "--format", "json"], code, &[]);
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    /// A host row measured anew: the row and its source cell.
+    fn measure(&self, from: &str, to: &str) {
+        self.edit(HOST, &format!("mean_ms: {from}"), &format!("mean_ms: {to}"));
+        self.edit(CELLS, &format!(",{from},"), &format!(",{to},"));
+    }
+
+    fn ledger_files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = fs::read_dir(self.path("goldens/ledger"))
+            .map(|entries| {
+                entries
+                    .map(|entry| entry.expect("an entry").path())
+                    .collect()
+            })
+            .unwrap_or_default();
+        files.sort();
+        files
+    }
+}
+
+fn copy(inner: &str, into: &Path) {
+    let source = Path::new(SOURCE);
+    for entry in walkdir::WalkDir::new(source.join(inner)) {
+        let entry = entry.expect("walk");
+        let to = into.join(entry.path().strip_prefix(source).expect("inside"));
+        if entry.file_type().is_file() {
+            fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+            fs::copy(entry.path(), to).expect("copied");
+        }
+    }
+}
+
+fn golden(name: &str) -> String {
+    format!("goldens/{name}.snap")
+}
+
+/// A mean of a golden, for example `ttft_ms: { mean: 38.5947`.
+fn mean(project: &Project, name: &str, metric: &str) -> (String, f64) {
+    let text = project.read(&golden(name));
+    let at = text.find(&format!("{metric}: {{ mean: ")).expect("a mean");
+    let shown = text[at..].split(',').next().expect("a line").to_owned();
+    let value = shown.rsplit(' ').next().expect("a number");
+    let value = value.parse().expect("a number");
+    (shown, value)
+}
+
+/// An edit of a golden's strict mean by some milliseconds.
+fn shifted(project: &Project, name: &str, metric: &str, ms: f64) -> (String, String, String) {
+    let (shown, value) = mean(project, name, metric);
+    let to = shown.replace(&value.to_string(), &format!("{:.4}", value + ms));
+    (golden(name), shown, to)
+}
+
+fn borrowed(edits: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
+    edits
+        .iter()
+        .map(|(file, from, to)| (file.as_str(), from.as_str(), to.as_str()))
+        .collect()
+}
+
+/// Another base: its sources differ, so everything runs.
+const OTHER_CODE: (&str, &str, &str) = (TIMING, "//!", "//! Once more:");
+
+#[test]
+fn nothing_changed_passes_and_nothing_runs() {
+    let project = Project::new();
+    project.gate(
+        0,
+        &[
+            "gate: pass, exit code 0",
+            "0 cases expected, 0 executed, 6 untouched",
+        ],
+    );
+}
+
+#[test]
+fn another_code_runs_everything_and_proves_it() {
+    let project = Project::new();
+    project.commit_with(&[OTHER_CODE]);
+    project.gate(
+        0,
+        &[
+            "every case runs",
+            "6 cases expected, 6 executed, 0 untouched",
+            "hold over 6 cases",
+            "20 same",
+        ],
+    );
+    project.says(
+        &["gate", "--base", "HEAD", CASE],
+        2,
+        &["fingerprint differs", "leave the case names out"],
+    );
+}
+
+#[test]
+fn another_compiler_runs_everything() {
+    let project = Project::new();
+    project.commit_with(&[("goldens/compiler.txt", "rustc", "rustc 1.2.3 before rustc")]);
+    project.gate(0, &["6 cases expected, 6 executed"]);
+    fs::remove_file(project.path("goldens/compiler.txt")).expect("removed");
+    project.commit();
+    project.gate(0, &["timing fingerprint unknown ->", "6 executed"]);
+    project.record(0, &["nothing to record", "goldens/compiler.txt: rustc"]);
+    project.commit();
+    project.gate(0, &["0 cases expected"]);
+}
+
+#[test]
+fn only_changed_cases_run_where_the_fingerprint_is_equal() {
+    let project = Project::new();
+    let case = format!("cases/{CASE}.yaml");
+    project.edit(&case, "point: 28", "# a comment\npoint: 28");
+    project.gate(0, &["1 cases expected, 1 executed, 5 untouched", "4 same"]);
+    project.says(
+        &["gate", "--base", "HEAD", SERVING[1]],
+        0,
+        &[
+            "0 cases expected, 0 executed, 5 untouched",
+            "1 changed cases are left out by the names given",
+        ],
+    );
+    project.says(
+        &["gate", "--base", "HEAD", "gpt-4"],
+        2,
+        &["no case has one of these names"],
+    );
+}
+
+#[test]
+fn a_change_of_the_code_is_told_apart_and_passes_once_it_is_recorded() {
+    let project = Project::new();
+    let edits = [
+        shifted(&project, CASE, "ttft_ms", 3.0),
+        shifted(&project, CASE, "tpot_ms", -0.2),
+    ];
+    let mut all = borrowed(&edits);
+    all.push(OTHER_CODE);
+    project.commit_with(&all);
+    let text = project.gate(
+        1,
+        &[
+            "unrecorded change",
+            "regression of strict ttft is not recorded",
+            "code / row / schedule -3.0000 / 0 / 0",
+        ],
+    );
+    // TPOT rises towards its silicon value.
+    assert!(
+        text.contains("improvement of strict tpot is not recorded"),
+        "{text}"
+    );
+    project.record(0, &["-1.jsonl: 2 rows", "regression"]);
+    project.gate(
+        0,
+        &[
+            "pass",
+            "recorded: yes",
+            "open regressions",
+            "a reviewed change",
+        ],
+    );
+    // Recorded means these values: another golden of the base is another move.
+    project.commit();
+    project.gate(0, &["open regressions, recorded and not back", CASE]);
+    project.says(&["ledger", "verify"], 0, &["2 rows in 1 files"]);
+    project.says(
+        &["ledger", "show", "28"],
+        0,
+        &["regression", "code -3.0000"],
+    );
+    project.says(&["ledger", "show", SERVING[2]], 0, &["nothing is recorded"]);
+}
+
+#[test]
+fn a_regression_is_open_until_the_error_is_back() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.record(0, &["regression"]);
+    project.commit();
+    // The golden of an untouched case goes back to where it was.
+    project.edit(&file, &from, &to);
+    project.commit();
+    let text = project.gate(0, &["0 cases expected"]);
+    assert!(!text.contains("open regressions"), "{text}");
+}
+
+#[test]
+fn a_row_measured_anew_is_a_row_effect() {
+    let project = Project::new();
+    project.measure("2.6915", "4.6915");
+    project.gate(
+        1,
+        &[
+            "is not reproduced",
+            "not recorded",
+            "rows: host/gpt-oss-tp2-ingress",
+        ],
+    );
+    project.record(1, &["nothing is recorded", "cargo insta review"]);
+    assert!(project.ledger_files().is_empty());
+    project.accept();
+    let report = project.json(1);
+    let metrics = report["report"]["cases"].as_array().expect("cases").iter();
+    let (mut moved, mut by_row) = (0, 0.0);
+    for one in metrics.flat_map(|case| case["metrics"].as_array().expect("metrics")) {
+        if one["effects"].is_null() {
+            continue;
+        }
+        moved += 1;
+        let effect = |key: &str| one["effects"][key].as_f64().expect("a number");
+        let (before, after) = (one["before_ms"].as_f64(), one["after_ms"].as_f64());
+        let by = after.expect("ms") - before.expect("ms");
+        let sum = effect("code_ms") + effect("row_ms") + effect("schedule_ms");
+        assert!((sum - by).abs() < 1e-9, "{one}");
+        assert!(effect("code_ms").abs() < 1e-9, "{one}");
+        // Where the host looks for requests once an iteration, a later one waits that much less.
+        if one["metric"] == "ttft" {
+            by_row += effect("row_ms");
+        }
+    }
+    assert!(moved >= 4 && by_row > 0.2, "{moved} moves, {by_row} ms");
+    let record = [
+        "ledger",
+        "record",
+        "--reason",
+        "measured anew",
+        "--mechanism",
+        "every request enters once",
+        "--rows",
+        "host/gpt-oss-tp2-ingress",
+    ];
+    project.says(&record, 0, &["rows"]);
+    project.gate(0, &["pass", "measured anew"]);
+}
+
+#[test]
+fn a_row_that_is_not_its_cell_fails_a_proof() {
+    let project = Project::new();
+    project.edit(HOST, "mean_ms: 2.6915", "mean_ms: 2.6916");
+    project.gate(
+        4,
+        &["a proof failed", "no leak fails for gpt-oss-tp2-ingress"],
+    );
+}
+
+#[test]
+fn a_uniform_shift_needs_a_mechanism() {
+    let project = Project::new();
+    let edits = SERVING.map(|name| shifted(&project, name, "ttft_ms", -5.0));
+    let mut all = borrowed(&edits);
+    all.push(OTHER_CODE);
+    project.commit_with(&all);
+    project.record(0, &["-1.jsonl: 4 rows"]);
+    project.gate(
+        1,
+        &[
+            "gpt-oss-120b/b200_sxm/trtllm: uniform shift of strict ttft in 4 points, +5.0000 ms",
+            "--mechanism",
+        ],
+    );
+    for file in project.ledger_files() {
+        fs::remove_file(file).expect("removed");
+    }
+    let record = [
+        "ledger",
+        "record",
+        "--reason",
+        "measured anew",
+        "--mechanism",
+        "every first token leaves once",
+        "--rows",
+        "host/gpt-oss-tp2-egress",
+    ];
+    project.says(&record, 0, &["-1.jsonl: 4 rows"]);
+    project.gate(0, &["pass"]);
+    project.says(
+        &["ledger", "record", "--reason", "x", "--mechanism", "y"],
+        2,
+        &["--rows"],
+    );
+}
+
+#[test]
+fn two_errors_that_cancel_in_the_total_do_not_pass() {
+    let project = Project::new();
+    let text = project.read(&golden(CASE));
+    let line = |key: &str| {
+        let line = text
+            .lines()
+            .find(|line| line.trim().starts_with(key))
+            .expect("a part");
+        let value: f64 = line
+            .rsplit(' ')
+            .next()
+            .expect("a number")
+            .parse()
+            .expect("a number");
+        (line.to_owned(), value)
+    };
+    let (from_in, ingress) = line("ingress:");
+    let (from_out, egress) = line("egress:");
+    let to_in = format!("    ingress: {:.4}", ingress + 1.0);
+    let to_out = format!("    egress: {:.4}", egress - 1.0);
+    let file = golden(CASE);
+    project.commit_with(&[
+        (&file, &from_in, &to_in),
+        (&file, &from_out, &to_out),
+        OTHER_CODE,
+    ]);
+    project.gate(
+        1,
+        &[
+            "moved of strict ttft",
+            "ttft_parts_ms.egress",
+            "ttft_parts_ms.ingress",
+        ],
+    );
+}
+
+#[test]
+fn coverage_that_is_lost_exits_3_and_passes_once_it_is_recorded() {
+    let project = Project::new();
+    let text = project.read(HOST);
+    let from = text.find("  - id: gpt-oss-tp2-ingress").expect("the row");
+    let to = text
+        .find("  - id: gpt-oss-tp2-egress")
+        .expect("the next row");
+    project.write(HOST, &format!("{}{}", &text[..from], &text[to..]));
+    project.accept();
+    project.gate(
+        3,
+        &[
+            "coverage lost",
+            "coverage_lost: gpt-oss-120b",
+            "coverage.missing",
+        ],
+    );
+    let record = [
+        "ledger",
+        "record",
+        "--reason",
+        "withdrawn",
+        "--mechanism",
+        "no ingress",
+        "--rows",
+        "host/gpt-oss-tp2-ingress",
+    ];
+    project.says(&record, 0, &["coverage_lost"]);
+    project.gate(0, &["pass"]);
+}
+
+#[test]
+fn a_point_that_is_refused_exits_3() {
+    let project = Project::new();
+    fs::remove_file(project.path(MOE)).expect("removed");
+    project.accept();
+    project.gate(3, &["refused: gpt-oss-120b", "not recorded"]);
+    project.record(0, &["refused"]);
+    project.gate(0, &["pass"]);
+    project.commit();
+    // And back again.
+    copy(MOE, project.folder.path());
+    project.accept();
+    project.gate(1, &["restored: gpt-oss-120b"]);
+}
+
+#[test]
+fn goldens_and_cases_come_in_pairs() {
+    let project = Project::new();
+    fs::rename(
+        project.path(&golden(CASE)),
+        project.path("goldens/stray.snap"),
+    )
+    .expect("moved");
+    let cases = format!("cases/{CASE}.yaml: a case without a golden");
+    project.gate(1, &["goldens/stray.snap: a golden without a case", &cases]);
+}
+
+#[test]
+fn a_removed_case_is_recorded_and_a_new_one_has_its_golden() {
+    let project = Project::new();
+    for file in [format!("cases/{CASE}.yaml"), golden(CASE)] {
+        fs::remove_file(project.path(&file)).expect("removed");
+    }
+    project.gate(1, &["removed of strict ttft is not recorded"]);
+    project.record(0, &["removed"]);
+    project.gate(0, &["4 removed"]);
+    project.commit();
+    copy(&format!("cases/{CASE}.yaml"), project.folder.path());
+    project.accept();
+    project.gate(0, &["1 cases expected, 1 executed", "4 new"]);
+}
+
+#[test]
+fn a_golden_that_is_not_reproduced_keeps_the_gate_shut() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.edit(&file, &from, &to);
+    project.gate(
+        1,
+        &["the golden is not reproduced: strict.ttft_ms.mean says"],
+    );
+    // Within the band it is no change.
+    project.edit(&file, &to, &from);
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 0.01);
+    project.edit(&file, &from, &to);
+    project.gate(0, &["1 cases expected, 1 executed"]);
+}
+
+#[test]
+fn a_change_inside_the_band_is_tolerated_and_counted() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 0.01);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.gate(0, &["1 tolerated"]);
+}
+
+#[test]
+fn a_measured_value_does_not_change_unseen() {
+    let project = Project::new();
+    project.edit(
+        &format!("cases/{CASE}.yaml"),
+        "ttft_ms: 48.3129",
+        "ttft_ms: 40.0",
+    );
+    project.accept();
+    project.gate(
+        1,
+        &["the measured value `silicon ttft_ms` changed from 48.3129 to 40"],
+    );
+    project.record(0, &["evidence"]);
+    project.gate(0, &["pass"]);
+}
+
+#[test]
+fn a_tolerance_ends_on_its_day() {
+    let project = Project::new();
+    project.edit(
+        &format!("cases/{CASE}.yaml"),
+        "point: 28",
+        "point: 28\ntolerance: { ttft_rel: 0.1, reason: a test, expires: 2027-03-01 }",
+    );
+    project.commit();
+    let on = |day: &'static str| ["gate", "--base", "HEAD", "--today", day];
+    project.says(&on("2027-03-01"), 0, &["pass"]);
+    project.says(
+        &on("2027-03-02"),
+        1,
+        &["its wider band expired on 2027-03-01"],
+    );
+}
+
+#[test]
+fn a_band_that_this_change_widens_does_not_count_yet() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 1.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.edit(
+        &format!("cases/{CASE}.yaml"),
+        "point: 28",
+        "point: 28\ntolerance: { ttft_rel: 0.5, reason: a test, expires: 2099-03-01 }",
+    );
+    project.gate(1, &["regression of strict ttft"]);
+}
+
+#[test]
+fn the_ledger_is_append_only() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.record(0, &["regression"]);
+    project.commit();
+    let ledger = project.ledger_files().remove(0);
+    let text = fs::read_to_string(&ledger).expect("text");
+    fs::write(&ledger, text.replace("a reviewed change", "another reason")).expect("written");
+    project.gate(
+        1,
+        &[".jsonl:1: a ledger line of the base was changed or deleted"],
+    );
+    fs::remove_file(&ledger).expect("removed");
+    project.gate(1, &[".jsonl:1: a ledger file of the base is gone"]);
+    fs::write(&ledger, format!("{text}{{\"date\": ")).expect("written");
+    project.gate(5, &[".jsonl:2:", "no ledger row"]);
+    project.says(&["ledger", "verify"], 5, &[".jsonl:2:", "no ledger row"]);
+}
+
+#[test]
+fn a_recorded_row_of_other_values_does_not_cover_a_move() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.record(0, &["regression"]);
+    let ledger = project.ledger_files().remove(0);
+    let mut row: Value =
+        serde_json::from_str(fs::read_to_string(&ledger).expect("text").trim()).expect("a row");
+    let silicon = row["silicon_ms"].as_f64().expect("ms");
+    let after = row["after_ms"].as_f64().expect("ms") - 5.0;
+    row["after_ms"] = after.into();
+    row["error_after_pct"] = ((after / silicon - 1.0) * 100.0).into();
+    row["code_effect_ms"] = (after - row["before_ms"].as_f64().expect("ms")).into();
+    fs::write(&ledger, format!("{row}\n")).expect("written");
+    project.says(&["ledger", "verify"], 0, &["1 rows"]);
+    project.gate(1, &["regression of strict ttft is not recorded"]);
+    // A second row goes on from where the first one ends.
+    project.record(0, &["improvement"]);
+    project.gate(0, &["pass"]);
+}
+
+#[test]
+fn a_base_that_cannot_be_read_is_bad_input() {
+    let project = Project::new();
+    let gate = |rev: &'static str| ["gate", "--base", rev];
+    project.says(
+        &gate("nowhere"),
+        5,
+        &["cannot read the revision `nowhere`", "git fetch"],
+    );
+    let head = project
+        .repository
+        .head()
+        .expect("a head")
+        .target()
+        .expect("a commit");
+    fs::write(
+        project.repository.path().join("shallow"),
+        format!("{head}\n"),
+    )
+    .expect("written");
+    project.says(
+        &gate("HEAD~1"),
+        5,
+        &["shallow clone does not hold `HEAD~1`", "fetch-depth: 0"],
+    );
+    fs::remove_dir_all(project.path(".git")).expect("removed");
+    project.says(&gate("HEAD"), 5, &["no git repository holds this folder"]);
+}
+
+#[test]
+fn a_binary_of_other_sources_is_told_to_be_rebuilt() {
+    let project = Project::new();
+    project.edit(TIMING, "//!", "//! Now");
+    project.gate(5, &["built from other sources", "rebuild"]);
+}
+
+#[rstest]
+#[case::nan("mean: ", "mean: .nan # ")]
+#[case::infinite("mean: ", "mean: .inf # ")]
+#[case::text("strict:", "strict: [")]
+fn a_golden_of_the_base_that_is_none_is_bad_input(#[case] from: &str, #[case] to: &str) {
+    let project = Project::new();
+    let file = golden(CASE);
+    project.commit_with(&[(&file, from, to), OTHER_CODE]);
+    project.gate(5, &[&format!("HEAD:{file}:")]);
+}
+
+#[test]
+fn reports_are_written_in_four_formats() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    let report = project.json(1);
+    assert_eq!(report["verdict"], "unrecorded change");
+    assert_eq!(report["report"]["expected"], 6);
+    let out = TempDir::new().expect("a folder");
+    let file = |name: &str| out.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (markdown, junit) = (file("gate.md"), file("gate.xml"));
+    let (json, text) = (file("gate.json"), file("gate"));
+    let mut arguments = vec!["gate", "--base", "HEAD", "--format", "markdown"];
+    for file in [&markdown, &junit, &json, &text] {
+        arguments.extend(["--out", file]);
+    }
+    project.says(&arguments, 1, &["gate: unrecorded change"]);
+    let read = |file: &str| fs::read_to_string(file).expect("a report");
+    let (markdown, junit) = (read(&markdown), read(&junit));
+    for part in [
+        "<!-- stepgate gate -->",
+        "## stepgate: unrecorded change (exit code 1)",
+        "| case |",
+    ] {
+        assert!(markdown.contains(part), "{markdown}");
+    }
+    assert_eq!(read(&text), markdown);
+    assert!(read(&json).starts_with('{'));
+    assert!(junit.contains("tests=\"7\" failures=\"1\""), "{junit}");
+    assert!(junit.contains("regression of strict ttft"), "{junit}");
+    let mut reader = quick_xml::Reader::from_str(&junit);
+    while reader.read_event().expect("well-formed") != quick_xml::events::Event::Eof {}
+}
+
+#[test]
+fn shards_run_every_point_once() {
+    let project = Project::new();
+    let shard = |file: &str, names: &[&str]| {
+        let cases: String = names
+            .iter()
+            .map(|name| format!("<testcase name=\"{name}\" classname=\"stepgate::points\"/>"))
+            .collect();
+        let suite = format!("<testsuite name=\"stepgate::points\">{cases}</testsuite>");
+        let outside = TempDir::new().expect("a folder").keep().join(file);
+        fs::write(&outside, format!("<testsuites>{suite}</testsuites>")).expect("written");
+        outside.to_str().expect("UTF-8").to_owned()
+    };
+    let (one, two) = (
+        shard("1.xml", &SERVING[..3]),
+        shard("2.xml", &[SERVING[3], OP, STEP]),
+    );
+    let gate = |files: &[&str], code: i32, parts: &[&str]| {
+        let mut arguments = vec!["gate", "--base", "HEAD", "--results"];
+        arguments.extend(files);
+        project.says(&arguments, code, parts);
+    };
+    gate(
+        &[&one, &two],
+        0,
+        &["6 point tests expected, 6 executed in 2 files"],
+    );
+    gate(&[&one], 1, &[&format!("{STEP} was run by no shard")]);
+    gate(
+        &[&one, &two, &one],
+        1,
+        &[&format!("{CASE} was run more than once")],
+    );
+}
