@@ -457,8 +457,8 @@ fn the_binary_prints_the_case_and_lists_the_rest_on_stderr() {
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
         "\
-extra.yml: not understood: line 14: moe_config.use_low_precision_moe_combine: true
-extra.yml: not understood: line 30: speculative_config: null
+extra.yml: NOT IN THE CASE (not understood or not modelled): line 14: moe_config.use_low_precision_moe_combine: true
+extra.yml: NOT IN THE CASE (not understood or not modelled): line 30: speculative_config: null
 extra.yml: no effect: line 6: print_iter_log: true
 extra.yml: no effect: line 15: num_postprocess_workers: 4
 extra.yml: no effect: line 22: enable_chunked_prefill: false

@@ -120,10 +120,9 @@ fn prompts_join_below_the_limit(#[case] limit: u32, #[case] together: usize) {
 /// Chunks of 8: a prompt each. Chunks of 7: 7 of request 0; its last one and 6 of request 1; the
 /// last 2. Of 16: both in one.
 ///
-/// Attention of a piece takes 1 ms times (2 * prefix + length) / length: (14 + 1) / 1 = 15 for the
-/// last token of 0, (12 + 2) / 2 = 7 for the last two of 1. In the second batch the mean of its two
-/// pieces is (15 + 1) / 2 = 8 in each layer: 9 + 16 = 25 ms; in the third 9 + 14 = 23. So first
-/// tokens leave at 11 + 25 = 36 and at 59.
+/// A piece is as long as a prompt of equal work: the last token of 0 behind 7 as sqrt(15) tokens, the
+/// last two of 1 behind 6 as sqrt(28). The toy's only row, 1 ms at 8 tokens, is held for shorter
+/// ones: every batch takes 11 ms, and first tokens leave at 22 and at 33.
 #[test]
 fn prompts_are_cut_at_the_chunk() {
     let toy = plain();
@@ -150,17 +149,17 @@ fn prompts_are_cut_at_the_chunk() {
             "0 [0, 1] ctx [0] [(0, 7)]",
             "0 [] ctx [0, 1] [(7, 1), (0, 6)]",
             "11 [] ctx [1] [(6, 2)]",
-            "36 [] gen 2/2 kv 18",
+            "22 [] gen 2/2 kv 18",
         ]
     );
     exact(
         prediction.log.requests[0].first_token_ms,
-        36.0,
+        22.0,
         "first of 0",
     );
     exact(
         prediction.log.requests[1].first_token_ms,
-        59.0,
+        33.0,
         "first of 1",
     );
     receipts_hold(&prediction);

@@ -383,8 +383,8 @@ const SGLANG: &[Setting] = &[
     no_effect("--tool-call-parser"),
 ];
 
-/// Flags whose value must not be repeated in a case.
-const SECRET: [&str; 1] = ["--api-key"];
+/// Endings of flags whose value must not be repeated in a case.
+const SECRET: [&str; 4] = ["-key", "-token", "-password", "-secret"];
 
 /// Words that start a server and set nothing.
 const LAUNCHERS: [&str; 7] = [
@@ -832,7 +832,7 @@ impl Draft<'_> {
             let texts: Vec<&str> = values.iter().map(|value| value.value.as_str()).collect();
             let shown_as = if texts.is_empty() {
                 name.clone()
-            } else if SECRET.contains(&name.as_str()) {
+            } else if SECRET.iter().any(|ending| name.ends_with(ending)) {
                 format!("{name} ***")
             } else {
                 format!("{name} {}", texts.join(" "))

@@ -24,6 +24,8 @@ pub(super) const BATCH_MAX: u32 = 65_536;
 pub(super) const REQUESTS_MAX: u32 = 1_000_000;
 /// A bound on the replay of one case: `requests * osl` over the requests in flight.
 pub(super) const DECODE_STEPS_MAX: u64 = 1_000_000;
+/// Pieces of prompts of one case: a bound on its run time.
+pub(super) const PREFILL_PIECES_MAX: u64 = 200_000;
 /// GPUs in one node.
 pub(super) const GPUS_MAX: u32 = 8;
 pub(super) const ITERATIONS_MAX: u32 = 1_000_000;

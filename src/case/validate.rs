@@ -7,9 +7,10 @@ use super::load::{Case, OpCase, Silicon, StepCase, Tolerance};
 use super::measured::{OpMeasured, StepMeasured};
 use super::schema::{
     At, BATCH_DEFAULT, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX,
-    HostKeys, ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, PREFILL_TOKENS_DEFAULT,
-    ParallelKeys, PiecewiseKeys, PrecisionKeys, REQUESTS_MAX, Real, ServingFile, ServingKeys,
-    SiliconKeys, StepFile, TEXT_MAX, TOKENS_MAX, ToleranceKeys, Whole, WorkloadKeys,
+    HostKeys, ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, PREFILL_PIECES_MAX,
+    PREFILL_TOKENS_DEFAULT, ParallelKeys, PiecewiseKeys, PrecisionKeys, REQUESTS_MAX, Real,
+    ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX, TOKENS_MAX, ToleranceKeys, Whole,
+    WorkloadKeys,
 };
 use crate::model::{
     AttentionDpBalance, Backend, BackendName, BatchWait, Capacity, Count, CudaGraph, Deployment,
@@ -74,6 +75,17 @@ pub(super) fn serving(path: &Path, file: &ServingFile) -> Result<Case, InputErro
             ),
             format!("expected up to {DECODE_STEPS_MAX}"),
         ));
+    }
+    if let Some(chunk) = serving.chunked_prefill_size {
+        let pieces = u64::from(workload.requests) * u64::from(workload.isl.div_ceil(chunk));
+        if pieces > PREFILL_PIECES_MAX {
+            return Err(check.fault(
+                &file.workload.isl,
+                "workload",
+                format!("requests * isl in chunks of {chunk} is {pieces} pieces of prompts"),
+                format!("expected up to {PREFILL_PIECES_MAX}"),
+            ));
+        }
     }
     let silicon = file.silicon.as_ref().map(|keys| check.silicon(keys));
     let tolerance = file.tolerance.as_ref().map(|keys| check.tolerance(keys));
@@ -585,6 +597,51 @@ impl Check<'_> {
         })
     }
 
+    /// Refuses settings that the case's runtime does not have: they would change nothing.
+    fn settings_of_the_other(
+        &self,
+        keys: &ServingKeys,
+        backend: BackendName,
+    ) -> Result<(), InputError> {
+        let place = |at: (u64, u64)| At {
+            value: (),
+            line: at.0,
+            column: at.1,
+        };
+        macro_rules! at {
+            ($key:ident) => {
+                (
+                    concat!("serving.", stringify!($key)),
+                    keys.$key.as_ref().map(|at| (at.line, at.column)),
+                )
+            };
+        }
+        let foreign = match backend {
+            BackendName::Trtllm => vec![
+                at!(max_prefill_tokens),
+                at!(chunked_prefill_size),
+                at!(scheduler_recv_interval),
+            ],
+            BackendName::Sglang => vec![
+                at!(batch_wait),
+                at!(attention_dp_balance),
+                at!(piecewise),
+                at!(capacity),
+            ],
+        };
+        for (field, found) in foreign {
+            if let Some(found) = found {
+                return Err(self.fault(
+                    &place(found),
+                    field,
+                    format!("{backend} has no such setting"),
+                    "take it out: it belongs to the other runtime",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     fn serving(
         &self,
         at: &At<ServingKeys>,
@@ -593,6 +650,7 @@ impl Check<'_> {
     ) -> Result<Serving, InputError> {
         let keys = &at.value;
         let parallel = deployment.parallel;
+        self.settings_of_the_other(keys, deployment.backend.name)?;
         let max_prefill_tokens = (keys.max_prefill_tokens.as_ref())
             .map(|at| self.count(at, "serving.max_prefill_tokens", 1, TOKENS_MAX))
             .transpose()?;

@@ -1,5 +1,6 @@
 //! Which cases a command works on, and predicting them on every core.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,6 +65,9 @@ pub fn select(points: &Points, wanted: &[String]) -> Result<Vec<Selected>, Input
             });
         }
     }
+    // A case that two names ask for counts once.
+    let mut seen = BTreeSet::new();
+    selected.retain(|one| seen.insert(one.name.clone()));
     Ok(selected)
 }
 

@@ -9,6 +9,9 @@ use crate::timing::{InputError, read_text};
 /// More layers than any known decoder has.
 const LAYERS_MAX: u32 = 1024;
 
+/// Wider than any known model, all heads together too: sizes made of two widths stay in 32 bits.
+const WIDTH_MAX: u32 = 1 << 19;
+
 /// A decoder: grouped-query or latent attention or gated deltanet per layer, and a dense or a
 /// mixture-of-experts MLP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,37 +203,76 @@ impl ModelConfig {
                 )));
             }
         };
-        let latent = match (hf.kv_lora_rank, hf.q_lora_rank) {
-            (Some(kv_rank), Some(q_rank)) => Some(Latent {
-                q_rank,
-                kv_rank,
-                nope_dim: hf.qk_nope_head_dim.unwrap_or(0),
-                rope_dim: hf.qk_rope_head_dim.unwrap_or(0),
-                v_dim: hf.v_head_dim.unwrap_or(0),
-            }),
-            _ => None,
+        let whole = |name: &str, value: Option<u32>| match value {
+            Some(value) if (1..=WIDTH_MAX).contains(&value) => Ok(value),
+            Some(value) => Err(wrong(format!("`{name}` is {value}"))),
+            None => Err(wrong(format!("`{name}` is missing"))),
         };
+        for (name, value) in [
+            ("hidden_size", hf.hidden_size),
+            ("num_attention_heads", hf.num_attention_heads),
+            (
+                "num_key_value_heads",
+                hf.num_key_value_heads.unwrap_or(heads),
+            ),
+            ("head_dim", hf.head_dim.unwrap_or(1)),
+            ("intermediate_size", hf.intermediate_size.unwrap_or(1)),
+            (
+                "moe_intermediate_size",
+                hf.moe_intermediate_size.unwrap_or(1),
+            ),
+            ("n_shared_experts", hf.n_shared_experts.unwrap_or(1).max(1)),
+            ("vocab_size", hf.vocab_size),
+        ] {
+            whole(name, Some(value))?;
+        }
+        let latent = match hf.kv_lora_rank {
+            Some(_) => Some(Latent {
+                q_rank: whole("q_lora_rank", hf.q_lora_rank)?,
+                kv_rank: whole("kv_lora_rank", hf.kv_lora_rank)?,
+                nope_dim: whole("qk_nope_head_dim", hf.qk_nope_head_dim)?,
+                rope_dim: whole("qk_rope_head_dim", hf.qk_rope_head_dim)?,
+                v_dim: whole("v_head_dim", hf.v_head_dim)?,
+            }),
+            None => None,
+        };
+        let per_head = latent.map_or(hf.head_dim.unwrap_or(1), |latent| {
+            latent.v_dim.max(latent.nope_dim + latent.rope_dim)
+        });
+        if u64::from(heads) * u64::from(per_head) > u64::from(WIDTH_MAX) {
+            return Err(wrong(format!("{heads} heads of {per_head}")));
+        }
+        if hf
+            .first_k_dense_replace
+            .is_some_and(|dense| dense > hf.num_hidden_layers)
+        {
+            return Err(wrong(
+                "`first_k_dense_replace` exceeds the layers".to_owned(),
+            ));
+        }
         let linear: Vec<bool> = hf
             .layer_types
             .iter()
             .flatten()
             .map(|kind| kind == "linear_attention")
             .collect();
-        let deltanet = match (hf.linear_num_key_heads, hf.linear_num_value_heads) {
-            (Some(k_heads), Some(v_heads)) => Some(Deltanet {
-                k_heads,
-                v_heads,
-                k_dim: hf.linear_key_head_dim.unwrap_or(0),
-                v_dim: hf.linear_value_head_dim.unwrap_or(0),
-                conv: hf.linear_conv_kernel_dim.unwrap_or(0),
-                layers: linear,
-            }),
-            (None, None) if linear.contains(&true) => {
+        let given = hf.linear_num_key_heads.is_some() || hf.linear_num_value_heads.is_some();
+        let deltanet = if given || linear.contains(&true) {
+            if linear.is_empty() {
                 return Err(wrong(
-                    "linear attention without its head counts and widths".to_owned(),
+                    "linear attention heads without `layer_types`".to_owned(),
                 ));
             }
-            _ => None,
+            Some(Deltanet {
+                k_heads: whole("linear_num_key_heads", hf.linear_num_key_heads)?,
+                v_heads: whole("linear_num_value_heads", hf.linear_num_value_heads)?,
+                k_dim: whole("linear_key_head_dim", hf.linear_key_head_dim)?,
+                v_dim: whole("linear_value_head_dim", hf.linear_value_head_dim)?,
+                conv: whole("linear_conv_kernel_dim", hf.linear_conv_kernel_dim)?,
+                layers: linear,
+            })
+        } else {
+            None
         };
         // Qwen3 norms queries and keys without a switch in its config.
         let qwen3 = hf
@@ -251,7 +293,7 @@ impl ModelConfig {
         }
         let shared = hf
             .shared_expert_intermediate_size
-            .unwrap_or_else(|| hf.n_shared_experts.unwrap_or(0) * expert);
+            .unwrap_or_else(|| hf.n_shared_experts.unwrap_or(0).saturating_mul(expert));
         Ok(Self {
             dense_layers: hf.first_k_dense_replace.unwrap_or(0),
             dense_ffn: dense,

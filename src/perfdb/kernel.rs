@@ -227,16 +227,19 @@ impl OpKey {
         }
     }
 
-    /// Query-key pairs that a piece of a prompt attends to behind `prefix` tokens, over those of
-    /// the piece alone, where the op's work is in such pairs. Without a window: `(prefix * length + length^2 / 2) / (length^2 / 2)`.
-    pub(super) fn prefix_ratio(&self, length: f64, prefix: f64) -> f64 {
-        match self {
-            Self::ContextAttention(key) => {
-                let whole = key.pairs(prefix + length) - key.pairs(prefix);
-                whole / key.pairs(length)
-            }
-            Self::ContextLatent { .. } => (prefix + prefix + length) / length,
-            _ => 1.0,
+    /// Length of a prompt by itself that asks for as much work as `length` tokens behind `prefix`
+    /// others: as many query-key pairs, where the op's work is in such pairs.
+    pub(super) fn length_alone(&self, length: f64, prefix: f64) -> f64 {
+        let window = match self {
+            Self::ContextAttention(key) => f64::from(key.window),
+            Self::ContextLatent { .. } => 0.0,
+            _ => return length,
+        };
+        let pairs = twice_pairs(prefix + length, window) - twice_pairs(prefix, window);
+        if window == 0.0 || pairs <= window * window {
+            pairs.sqrt()
+        } else {
+            window + (pairs - window * window) / (2.0 * window)
         }
     }
 
@@ -290,13 +293,17 @@ fn expected_most(trials: u32, p: f64, ranks: u32) -> f64 {
     expected
 }
 
-impl AttentionKey {
-    /// Twice the query-key pairs of causal attention over a prompt.
-    fn pairs(&self, length: f64) -> f64 {
-        let visible = self.visible(length);
-        visible * visible + 2.0 * (length - visible) * visible
-    }
+/// Twice the query-key pairs of causal attention over a prompt, with a window (0: none).
+fn twice_pairs(length: f64, window: f64) -> f64 {
+    let visible = if window == 0.0 {
+        length
+    } else {
+        length.min(window)
+    };
+    visible * visible + 2.0 * (length - visible) * visible
+}
 
+impl AttentionKey {
     fn visible(&self, length: f64) -> f64 {
         if self.window == 0 {
             length
@@ -647,7 +654,30 @@ impl fmt::Display for Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::expected_most;
+    use super::{AttentionKey, OpKey, expected_most};
+
+    #[test]
+    fn a_piece_behind_others_is_as_long_as_a_prompt_of_equal_work() {
+        let attention = |window| {
+            OpKey::ContextAttention(AttentionKey {
+                kernel: None,
+                heads: 1,
+                kv_heads: 1,
+                head_dim: 1,
+                window,
+                attn_dtype: String::new(),
+                kv_dtype: String::new(),
+            })
+        };
+        assert_eq!(attention(0).length_alone(64.0, 0.0), 64.0);
+        // (3 + 4)^2 - 3^2 = 40; a square of 4 behind 3 is 5^2 - 3^2.
+        assert_eq!(attention(0).length_alone(2.0, 3.0), 4.0);
+        // 64 tokens behind 64 in a window of 64: each sees 64, as the last 64 of 128 do, and the
+        // first 32 behind a full window more are 64 * 64 pairs.
+        assert_eq!(attention(64).length_alone(64.0, 64.0), 96.0);
+        // One token behind many is a short prompt, not a long one scaled up.
+        assert!(attention(0).length_alone(1.0, 16384.0) < 182.0);
+    }
 
     #[test]
     fn the_largest_count_is_expected_by_hand() {

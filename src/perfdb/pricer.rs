@@ -292,15 +292,11 @@ fn pieces(
     let mut anchor = Anchor::default();
     for (index, length) in lengths.iter().enumerate() {
         let length = f64::from(*length);
-        let first = terms.len();
-        anchor.add(grid.price(&[length, batch], 1.0 / batch, near, terms));
-        let prefix = prefixes.get(index).copied().unwrap_or(0);
-        if prefix > 0 {
-            let ratio = grid.key.prefix_ratio(length, f64::from(prefix));
-            for term in &mut terms[first..] {
-                term.work_ratio *= ratio;
-            }
-        }
+        let alone = match prefixes.get(index).copied().unwrap_or(0) {
+            0 => length,
+            prefix => grid.key.length_alone(length, f64::from(prefix)),
+        };
+        anchor.add(grid.price(&[alone, batch], 1.0 / batch, near, terms));
     }
     anchor
 }

@@ -396,16 +396,26 @@ fn pairs(from: f64, to: f64, window: u32) -> f64 {
     up_to(to) - up_to(from)
 }
 
-/// Attention work of a piece of a prompt behind others, over that of the piece alone.
-pub(super) fn behind(task: Task, before: u32, length: u32) -> f64 {
+/// How long a prompt by itself would be that attends to as many pairs as a piece behind others.
+pub(super) fn alone(task: Task, before: u32, length: u32) -> f64 {
     let window = match task {
         Task::Attend { window, .. } => window,
         Task::AttendLatent(_) => 0,
         // Work in proportion to the tokens, whatever lies before.
-        _ => return 1.0,
+        _ => return f64::from(length),
     };
+    if before == 0 {
+        return f64::from(length);
+    }
     let (before, length) = (f64::from(before), f64::from(length));
-    pairs(before, before + length, window) / pairs(0.0, length, window)
+    let wanted = pairs(before, before + length, window);
+    let growing = f64::from(window) * f64::from(window) / 2.0;
+    if window > 0 && wanted > growing {
+        // A full window, and the rest at one window a token.
+        f64::from(window) + (wanted - growing) / f64::from(window)
+    } else {
+        (2.0 * wanted).sqrt()
+    }
 }
 
 #[cfg(test)]
@@ -435,16 +445,16 @@ mod tests {
             phase: Phase::Prompts,
             window: 0,
         };
-        assert_eq!(behind(full, 0, 64), 1.0);
-        // 64 tokens behind 64: a square of 64 and a triangle of half that, over the triangle.
-        assert_eq!(behind(full, 64, 64), 3.0);
-        assert_eq!(behind(Task::AttendLatent(Phase::Prompts), 64, 64), 3.0);
-        assert_eq!(behind(Task::Convolve(Phase::Prompts), 64, 64), 1.0);
-        // Every token of the second piece sees the whole window, those of the first half of it.
+        assert_eq!(alone(full, 0, 64), 64.0);
+        // 2 tokens behind 3: 4 and 5 keys less the halves on the diagonal are 8 pairs, as of 4.
+        assert_eq!(alone(full, 3, 2), 4.0);
+        assert_eq!(alone(Task::AttendLatent(Phase::Prompts), 3, 2), 4.0);
+        assert_eq!(alone(Task::Convolve(Phase::Prompts), 64, 64), 64.0);
+        // Every token sees the whole window: half of that is what a first window holds.
         let window = Task::Attend {
             phase: Phase::Prompts,
             window: 64,
         };
-        assert_eq!(behind(window, 64, 64), 2.0);
+        assert_eq!(alone(window, 64, 64), 96.0);
     }
 }

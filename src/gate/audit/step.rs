@@ -6,7 +6,7 @@ use crate::compose::Part;
 
 use super::auditor::Auditor;
 use super::fault::{Check, TIE_REL, check_weights, close};
-use super::forward::{Feed, Phase, Task, behind, reached_ranks};
+use super::forward::{Feed, Phase, Task, alone, reached_ranks};
 use super::lookup::Share;
 use super::moment::{Cost, Moment, Slot};
 use super::sources::Known;
@@ -320,9 +320,8 @@ impl Auditor<'_> {
                 let batch = load.prompts.len() as f64;
                 let mut mean = Cost::default();
                 for &(before, tokens) in &load.prompts {
-                    let work = behind(kind, before, tokens);
-                    let one =
-                        self.look_up(task, [f64::from(tokens), batch, 0.0], 1.0 / batch, work);
+                    let length = alone(kind, before, tokens);
+                    let one = self.look_up(task, [length, batch, 0.0], 1.0 / batch, 1.0);
                     mean.ms += one.ms;
                     mean.of.extend(one.of);
                 }
