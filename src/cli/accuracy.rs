@@ -73,8 +73,18 @@ fn suspect(prediction: &Prediction, receipt: &Receipt, error_pct: f64) -> String
     )];
     if error_pct < 0.0 {
         if !coverage.missing.is_empty() {
-            let missing: Vec<&str> = coverage.missing.iter().map(String::as_str).collect();
-            suspects.push(format!("no row for {}", missing.join(", ")));
+            // Nothing has a row around graphs: said once, so that what differs stands out.
+            let (graphs, others): (Vec<&str>, Vec<&str>) = coverage
+                .missing
+                .iter()
+                .map(String::as_str)
+                .partition(|name| name.ends_with("graph)") || name.ends_with("(piecewise)"));
+            if !others.is_empty() {
+                suspects.push(format!("no row for {}", others.join(", ")));
+            }
+            if !graphs.is_empty() {
+                suspects.push("no host row around graphs".to_owned());
+            }
         }
         if coverage.host == HostClass::Derived {
             suspects.push("host time of another deployment".to_owned());
@@ -238,10 +248,10 @@ fn write_text(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
         "point",
         "TTFT strict",
         "estimate",
-        "peer",
+        "peer first",
         "TPOT strict",
         "estimate",
-        "peer",
+        "peer first",
     ]);
     let cell = |value: Option<f64>| value.map_or("refused".to_owned(), |v| format!("{v:+.1}"));
     for error in errors {
@@ -264,11 +274,11 @@ fn write_text(out: &mut dyn Write, errors: &[PointError], peer: &[PeerGroup]) ->
             "TTFT mean",
             "median",
             "p95",
-            "peer",
+            "peer latest",
             "TPOT mean",
             "median",
             "p95",
-            "peer",
+            "peer latest",
         ]);
         for (name, members) in groups(errors, policy) {
             let spreads = (
