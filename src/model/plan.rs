@@ -1,4 +1,4 @@
-//! The ops of one forward step, in submission order, for the GQA family.
+//! The ops of one forward step, in submission order, for every family of models.
 //!
 //! Launch counts follow TensorRT-LLM's PyTorch modules (`modeling_gpt_oss.py`, `attention.py`, the
 //! fused MoE backends): they share the measured host time of a forward among its ops and carry it
