@@ -234,34 +234,57 @@ pub struct Piecewise {
 
 impl CudaGraph {
     /// Captured batch sizes, ascending: the case's list, or the framework's own up to `max_batch`.
-    pub fn sizes(&self, backend: BackendName) -> Vec<u32> {
+    pub fn sizes(&self, backend: &Backend) -> Vec<u32> {
         let max = self.max_batch;
         if let Some(sizes) = &self.batch_sizes {
             return sizes.clone();
         }
-        let mut sizes: Vec<u32> = match backend {
-            // 1, 2, 4, 8 to 128 by 8, then powers of two from 256.
-            BackendName::Trtllm => {
-                let doubled = std::iter::successors(Some(256_u32), |size| size.checked_mul(2));
-                [1, 2, 4]
-                    .into_iter()
-                    .chain((8..=128).step_by(8))
-                    .chain(doubled)
-                    .take_while(|size| *size < max)
-                    .collect()
+        let eights = [1, 2, 4].into_iter().chain((8..=128).step_by(8));
+        let doubled = std::iter::successors(Some(256_u32), |size| size.checked_mul(2))
+            .take_while(|size| *size < max);
+        let mut sizes: Vec<u32> = match (backend.name, self.padding) {
+            (BackendName::Trtllm, true) if captures_every_64(&backend.version) => {
+                eights.chain((192..max).step_by(64)).collect()
             }
+            (BackendName::Trtllm, true) => eights.chain(doubled).collect(),
+            (BackendName::Trtllm, false) => (1..=32).chain([64, 128]).chain(doubled).collect(),
             // 1, 2, 4, 8, 12, 16 to 256 by 8, 272 to 511 by 16, from 512 by 32.
-            BackendName::Sglang => [1, 2, 4, 8, 12]
+            (BackendName::Sglang, true) => [1, 2, 4, 8, 12]
                 .into_iter()
                 .chain((16..=256).step_by(8))
                 .chain((272..512).step_by(16))
-                .chain((512..=max.max(512)).step_by(32))
-                .take_while(|size| *size < max)
+                .chain((512..max).step_by(32))
                 .collect(),
+            (BackendName::Sglang, false) => (1..max).collect(),
         };
+        sizes.retain(|size| *size < max);
         sizes.push(max);
         sizes
     }
+}
+
+/// Whether this TensorRT-LLM captures every 64th batch beyond 128, or powers of two as older ones
+/// do. Pull request 12895 was merged on 2026-04-24; of the packages, 1.3.0rc12 is from 17 April,
+/// 1.3.0rc13 from 29 April (not known to hold it) and 1.3.0rc14 from 7 May.
+fn captures_every_64(version: &str) -> bool {
+    release(version).is_none_or(|release| release >= [1, 3, 0, 14])
+}
+
+/// Major, minor, patch and release candidate, which is the last one where there is none.
+fn release(version: &str) -> Option<[u32; 4]> {
+    let version = version.split(".post").next()?;
+    let (numbers, candidate) = match version.split_once("rc") {
+        Some((numbers, candidate)) => (numbers, candidate.parse().ok()?),
+        None => (version, u32::MAX),
+    };
+    let numbers: Vec<u32> = numbers
+        .split('.')
+        .map(|number| number.parse().ok())
+        .collect::<Option<_>>()?;
+    let [major, minor, patch] = numbers[..] else {
+        return None;
+    };
+    Some([major, minor, patch, candidate])
 }
 
 impl Piecewise {
@@ -372,24 +395,39 @@ pub struct StepScenario {
 mod tests {
     use super::*;
 
-    fn sizes(backend: BackendName, max_batch: u32) -> Vec<u32> {
+    fn sizes(name: BackendName, version: &str, padding: bool, max_batch: u32) -> Vec<u32> {
         let graph = CudaGraph {
-            padding: true,
+            padding,
             max_batch,
             batch_sizes: None,
         };
-        graph.sizes(backend)
+        graph.sizes(&Backend {
+            name,
+            version: version.to_owned(),
+        })
     }
 
     #[test]
     fn the_frameworks_lists_of_captured_batches() {
-        let trtllm = sizes(BackendName::Trtllm, 600);
-        assert_eq!(trtllm[..6], [1, 2, 4, 8, 16, 24]);
-        assert_eq!(trtllm[trtllm.len() - 4..], [128, 256, 512, 600]);
-        assert_eq!(trtllm.len(), 3 + 16 + 3);
-        assert_eq!(sizes(BackendName::Trtllm, 12), [1, 2, 4, 8, 12]);
-        assert_eq!(sizes(BackendName::Trtllm, 1), [1]);
-        let sglang = sizes(BackendName::Sglang, 600);
+        let trtllm = |version, max| sizes(BackendName::Trtllm, version, true, max);
+        let new = trtllm("1.3.0rc14", 600);
+        assert_eq!(new[..6], [1, 2, 4, 8, 16, 24]);
+        assert_eq!(new[18..], [128, 192, 256, 320, 384, 448, 512, 576, 600]);
+        assert_eq!(trtllm("1.3.0rc14", 192)[18..], [128, 192]);
+        assert_eq!(trtllm("1.3.0rc14", 12), [1, 2, 4, 8, 12]);
+        assert_eq!(trtllm("1.3.0rc14", 1), [1]);
+        for older in ["1.2.1", "1.3.0rc5.post2", "1.3.0rc13", "0.21.0"] {
+            assert_eq!(trtllm(older, 600)[18..], [128, 256, 512, 600], "{older}");
+        }
+        for newer in ["1.3.0rc14.post1", "1.3.0", "1.4.0rc0", "main"] {
+            assert_eq!(trtllm(newer, 600)[18..], new[18..], "{newer}");
+        }
+        let unpadded = sizes(BackendName::Trtllm, "1.3.0rc14", false, 600);
+        assert_eq!(unpadded[..32], (1..=32).collect::<Vec<_>>());
+        assert_eq!(unpadded[32..], [64, 128, 256, 512, 600]);
+        let unpadded = sizes(BackendName::Sglang, "0.5.14", false, 5);
+        assert_eq!(unpadded, [1, 2, 3, 4, 5]);
+        let sglang = sizes(BackendName::Sglang, "0.5.14", true, 600);
         assert_eq!(sglang[..7], [1, 2, 4, 8, 12, 16, 24]);
         let at_256 = sglang.iter().position(|size| *size == 256);
         let at_256 = at_256.expect("256 is captured");

@@ -139,7 +139,7 @@ impl<'a> Executor<'a> {
                 missing: "attention DP of sglang is not modelled".to_owned(),
             });
         }
-        let backend = scenario.deployment.backend.name;
+        let backend = &scenario.deployment.backend;
         let mut lanes = Lanes::new(composer);
         Ok(Self {
             scenario,

@@ -110,7 +110,7 @@ impl<'a> Executor<'a> {
         capacity: Option<KvCapacity>,
         recorded: Option<&'a StepLog>,
     ) -> Self {
-        let backend = scenario.deployment.backend.name;
+        let backend = &scenario.deployment.backend;
         let mut lanes = Lanes::new(composer);
         Self {
             scenario,

@@ -282,12 +282,11 @@ impl Auditor<'_> {
         passes: &mut Passes,
     ) -> (Vec<u32>, Vec<u32>, Load) {
         let serving = &self.scenario.serving;
-        let runtime = self.scenario.deployment.backend.name;
         let batch = passes.running.len() as u32;
         let size = serving
             .cuda_graph
             .as_ref()
-            .and_then(|graph| graph_size(runtime, graph, batch));
+            .and_then(|graph| graph_size(&self.scenario.deployment.backend, graph, batch));
         let (recounted, padded) = match size {
             Some(captured_batch) => (Execution::FullGraph { captured_batch }, captured_batch),
             None => (Execution::Eager, batch),

@@ -195,8 +195,7 @@ impl Auditor<'_> {
         let batch = running.iter().map(|group| group.len() as u32).max();
         let captured = match &serving.cuda_graph {
             Some(graph) if !prompts => {
-                let runtime = self.scenario.deployment.backend.name;
-                graph_size(runtime, graph, batch.unwrap_or(0))
+                graph_size(&self.scenario.deployment.backend, graph, batch.unwrap_or(0))
             }
             _ => None,
         };
