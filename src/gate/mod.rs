@@ -24,12 +24,12 @@ mod report;
 mod shards;
 mod uniform;
 
+#[doc(hidden)]
+pub use analysis::analyse_by;
 pub use analysis::{
     About, Analysis, COMPILER, CaseReport, EvidenceReport, Finding, Kind, MetricReport, NoVerdict,
     OpenRegression, ProofReport, Question, analyse, compiler_file,
 };
-#[doc(hidden)]
-pub use analysis::analyse_by;
 pub use audit::{AuditFault, AuditReport, Check, audit, check_weights};
 pub use band::{Band, Bands, Breach, Comparison, Drift, compare};
 pub use check::{all_checks, checks_of, own_ms};
