@@ -566,19 +566,9 @@ fn reports_are_written_in_four_formats() {
 #[test]
 fn shards_run_every_point_once() {
     let project = Project::new();
-    let shard = |file: &str, names: &[&str]| {
-        let cases: String = names
-            .iter()
-            .map(|name| format!("<testcase name=\"{name}\" classname=\"stepgate::points\"/>"))
-            .collect();
-        let suite = format!("<testsuite name=\"stepgate::points\">{cases}</testsuite>");
-        let outside = TempDir::new().expect("a folder").keep().join(file);
-        fs::write(&outside, format!("<testsuites>{suite}</testsuites>")).expect("written");
-        outside.to_str().expect("UTF-8").to_owned()
-    };
     let (one, two) = (
-        shard("1.xml", &SERVING[..3]),
-        shard("2.xml", &[SERVING[3], OP, STEP]),
+        project.shard("1.xml", &SERVING[..3]),
+        project.shard("2.xml", &[SERVING[3], OP, STEP]),
     );
     let gate = |files: &[&str], code: i32, parts: &[&str]| {
         let mut arguments = vec!["gate", "--base", "HEAD", "--results"];

@@ -20,7 +20,6 @@ use stepgate::gate::{
 };
 use stepgate::replay::{Outcome, Prediction};
 use stepgate::timing::{Column, OpTable, Origin};
-use tempfile::TempDir;
 
 use project::{CELLS, HOST, OTHER_CODE, Project, golden};
 use spoil::{ttft_of, with_addend, with_factor_throughout};
@@ -488,20 +487,9 @@ fn leave_a_widened_band_past_its_date() {
 #[test]
 fn a_case_run_twice_and_another_not_at_all() {
     let project = small_project();
-    let results = TempDir::new().expect("a folder");
-    let shard = |file: &str, names: &[&str]| {
-        let cases: String = names
-            .iter()
-            .map(|name| format!("<testcase name=\"{name}\" classname=\"stepgate::points\"/>"))
-            .collect();
-        let file = results.path().join(file);
-        let suite = format!("<testsuite name=\"stepgate::points\">{cases}</testsuite>");
-        fs::write(&file, format!("<testsuites>{suite}</testsuites>")).expect("written");
-        file.to_str().expect("UTF-8").to_owned()
-    };
     // As many runs as there are cases.
-    let one = shard("1.xml", &CASES[..3]);
-    let two = shard("2.xml", &[CASES[2], CASES[3], CASES[4]]);
+    let one = project.shard("1.xml", &CASES[..3]);
+    let two = project.shard("2.xml", &[CASES[2], CASES[3], CASES[4]]);
     let named = [
         "6 point tests expected, 6 executed",
         &format!("{EAGER_16} was run more than once"),

@@ -196,6 +196,17 @@ impl Project {
         self.edit(CELLS, &format!(",{from},"), &format!(",{to},"));
     }
 
+    /// A JUnit file as nextest writes it for a shard that ran these point tests; its path.
+    pub fn shard(&self, file: &str, names: &[&str]) -> String {
+        let cases: String = names
+            .iter()
+            .map(|name| format!("<testcase name=\"{name}\" classname=\"stepgate::points\"/>"))
+            .collect();
+        let suite = format!("<testsuite name=\"stepgate::points\">{cases}</testsuite>");
+        self.write(file, &format!("<testsuites>{suite}</testsuites>"));
+        self.path(file).to_str().expect("UTF-8").to_owned()
+    }
+
     pub fn ledger_files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = fs::read_dir(self.path("goldens/ledger"))
             .map(|entries| {
