@@ -1,5 +1,7 @@
 //! The five proofs over every serving case, and that each catches its planted fault.
 
+mod spoil;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::RangeInclusive;
@@ -10,15 +12,16 @@ use std::sync::{Mutex, OnceLock};
 use stepgate::case::{Case, CaseFile};
 use stepgate::compose::{Part, Receipt, ReceiptLine};
 use stepgate::gate::{
-    AuditFault, AuditReport, Check, Points, Predicted, Proof, audit, blindness, check_weights,
-    homogeneity, measured_cells, no_leak, null, render, sees_no_answer, sums,
+    AuditFault, AuditReport, Check, FiledRows, Points, Predicted, Proof, as_filed, audit,
+    blindness, check_weights, homogeneity, measured_cells, no_leak, null, render, sees_no_answer,
+    sums, tables_as_imported,
 };
 use stepgate::model::{ModelConfig, Op, OpIndex, QkNorm, RankLoad};
 use stepgate::perfdb::OpKey;
-use stepgate::replay::{
-    IterationRecord, Metric, Outcome, Prediction, RankRecord, RequestRecord, StepKind, StepLog,
-};
+use stepgate::replay::{IterationRecord, Outcome, Prediction, RankRecord, StepKind, StepLog};
 use stepgate::timing::{Execution, HostClass, InputError, Origin, Policy, RowId};
+
+use spoil::{scale_receipt, tpot_of, ttft_of, with_addend, with_factor, with_factor_throughout};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// The point that was run again on the host its rows come from.
@@ -228,59 +231,6 @@ fn measured_ops_and_steps_are_the_cells_they_name() {
 
 // ---- planted faults: what each proof catches, and what it is not there for
 
-/// Adds to every TTFT: request times, mean and percentiles.
-fn with_addend(mut prediction: Prediction, ms: f64) -> Prediction {
-    for request in &mut prediction.log.requests {
-        request.first_token_ms += ms;
-        request.last_token_ms += ms;
-    }
-    prediction.ttft = ttft_of(&prediction);
-    prediction
-}
-
-fn ttft_of(prediction: &Prediction) -> Metric {
-    let times = prediction.log.requests.iter().map(RequestRecord::ttft_ms);
-    Metric::of((0..).zip(times).collect()).expect("there are requests")
-}
-
-fn tpot_of(prediction: &Prediction) -> Metric {
-    let times = prediction.log.requests.iter().map(RequestRecord::tpot_ms);
-    let streamed = (0..)
-        .zip(times)
-        .filter_map(|(request, ms)| Some((request, ms?)));
-    Metric::of(streamed.collect()).expect("there are requests")
-}
-
-/// Multiplies the whole clock: every time of the log, every mean and percentile.
-fn with_factor(mut prediction: Prediction, factor: f64) -> Prediction {
-    for iteration in &mut prediction.log.iterations {
-        iteration.start_ms *= factor;
-    }
-    for request in &mut prediction.log.requests {
-        for ms in [
-            &mut request.post_ms,
-            &mut request.arrival_ms,
-            &mut request.scheduled_ms,
-            &mut request.first_token_ms,
-            &mut request.last_token_ms,
-        ] {
-            *ms *= factor;
-        }
-    }
-    prediction.ttft = ttft_of(&prediction);
-    prediction.tpot = tpot_of(&prediction);
-    prediction
-}
-
-fn scale_receipt(receipt: &mut Receipt, factor: f64) {
-    for line in &mut receipt.lines {
-        line.coefficient *= factor;
-    }
-    for ms in &mut receipt.parts_ms {
-        *ms *= factor;
-    }
-}
-
 /// A predictor that spoils what another one predicts.
 fn spoiled(
     predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
@@ -400,12 +350,7 @@ fn a_mean_that_is_not_its_requests_is_caught_by_sums_and_audit() {
 fn a_factor_in_every_part_alike_is_caught_by_the_audit_alone() {
     let case = serving_case(CASE);
     let policy = Policy::Estimate;
-    let plant = |prediction: Prediction| {
-        let mut faulty = with_factor(prediction, 1.03);
-        scale_receipt(&mut faulty.ttft_receipt, 1.03);
-        scale_receipt(&mut faulty.tpot_receipt, 1.03);
-        faulty
-    };
+    let plant = |prediction| with_factor_throughout(prediction, 1.03);
     assert_eq!(null(CASE, spoiled(scaled(&case, policy), plant)), Ok(()));
     let faulty = plant(predict(&case, policy));
     assert_eq!(sums(CASE, &faulty), Ok(()));
@@ -1061,6 +1006,73 @@ fn rows_that_are_not_their_cells_are_caught_by_no_leak() {
     }
     let untouched = with_host_rows("rows:", "rows:");
     assert!(no_leak(untouched.path()).is_ok());
+}
+
+#[test]
+fn rows_taken_in_another_mode_than_their_file_gives_are_caught_by_no_leak() {
+    let prediction = predict(&serving_case(CASE), Policy::Estimate);
+    let own = FiledRows::read(&Path::new(ROOT).join("data"));
+    assert_eq!(as_filed(CASE, &prediction.rows, &own), Ok(()));
+    for (from, to, says) in [
+        (
+            "execution: eager",
+            "execution: unknown",
+            "its file says \"unknown\"",
+        ),
+        ("rank: 1", "rank: 0", "taken as `rank: 1`"),
+        (
+            "phase: prefill_or_mixed",
+            "phase: decode",
+            "taken as `phase:",
+        ),
+        (
+            "- id: gpt-oss-tp2-ingress",
+            "- id: another",
+            "no file of data/host has this row",
+        ),
+    ] {
+        let data = with_host_rows(from, to);
+        let filed = FiledRows::read(data.path());
+        let failure = as_filed(CASE, &prediction.rows, &filed).expect_err(to);
+        assert!(failure.what.contains(says), "{failure}");
+    }
+}
+
+#[test]
+fn tables_that_nobody_vouches_for_are_caught_by_no_leak() {
+    let data = Path::new(ROOT).join("data");
+    assert_eq!(tables_as_imported(&data), []);
+    let inner = "systems/data/b200_sxm/moe/sglang/0.5.14/moe_perf.parquet";
+    let own = tempfile::tempdir().expect("a folder can be made");
+    let copied = own.path().join(inner);
+    fs::create_dir_all(copied.parent().expect("a folder")).expect("a folder can be made");
+    fs::copy(data.join(inner), &copied).expect("the table copies");
+    let what = |folder: &Path| tables_as_imported(folder).remove(0).what;
+    assert!(
+        what(own.path()).contains("No such file"),
+        "no provenance at all"
+    );
+    let provenance = "systems/PROVENANCE.yaml";
+    fs::copy(data.join(provenance), own.path().join(provenance)).expect("the file copies");
+    assert_eq!(tables_as_imported(own.path()), []);
+    fs::rename(&copied, copied.with_file_name("other.parquet")).expect("the table moves");
+    assert!(what(own.path()).contains("does not say where it comes from"));
+}
+
+/// As if a boundary had never been looked up: no row, no gap.
+#[test]
+fn a_boundary_left_out_unseen_is_caught_by_the_audit() {
+    let case = serving_case(CASE);
+    for policy in Policy::ALL {
+        let honest = predict(&case, policy);
+        for name in &honest.coverage.missing {
+            let mut faulty = honest.clone();
+            faulty.coverage.missing.remove(name);
+            let faults = audited(&case, &faulty).expect_err(name);
+            assert_eq!(checks(&faults), [Check::Rows], "{}", listed(&faults));
+            assert!(faults[0].what.starts_with(name), "{}", listed(&faults));
+        }
+    }
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn counts(analysis: &Analysis) -> String {
 
 fn proofs(analysis: &Analysis) -> String {
     let proofs = &analysis.proofs;
-    let names = "null, homogeneity, audit, sums, blindness, no leak";
+    let names = "finite, null, homogeneity, audit, sums, blindness, no leak";
     match proofs.failures.len() {
         0 => format!("proofs ({names}) hold over {} cases", proofs.cases),
         failed => format!(

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::gate::{
-    Analysis, Blessing, COMPILER, CaseReport, Class, LedgerRow, Question, analyse, compiler_file,
-    error_pct, read_ledger, write_ledger, write_whole,
+    Analysis, Blessing, COMPILER, CaseReport, Class, Finding, Kind, LedgerRow, Question, analyse,
+    compiler_file, error_pct, read_ledger, write_ledger, write_whole,
 };
 
 use super::args::LedgerCommand;
@@ -138,19 +138,18 @@ fn record(
             stale += 1;
         }
     }
-    let unreadable = analysis
-        .findings
-        .iter()
-        .filter(|one| one.kind.exit_code() == 5);
-    for finding in unreadable.clone() {
+    let shut = |one: &&Finding| matches!(one.kind, Kind::BadInput | Kind::Proof);
+    let shut: Vec<&Finding> = analysis.findings.iter().filter(shut).collect();
+    for finding in &shut {
         writeln!(out, "{}", finding.what)?;
     }
-    if stale > 0 || unreadable.clone().next().is_some() {
+    if stale > 0 || !shut.is_empty() {
         writeln!(
             out,
             "nothing is recorded; review the goldens first: `cargo insta review`"
         )?;
-        return Ok(if stale > 0 { 1 } else { 5 });
+        let worst = shut.iter().map(|one| one.kind).min();
+        return Ok(worst.unwrap_or(Kind::Unrecorded).exit_code());
     }
     let mut rows: Vec<LedgerRow> = selected()
         .flat_map(|case| rows_of(case, blessing))

@@ -11,6 +11,7 @@ use crate::timing::{
 };
 
 use super::fast::{Course, Segments, Walk};
+use super::fault::Fault;
 use super::lanes::{self, LaneStart, PathStart, StepTimes};
 use super::path::{Part, PathTerm, Paths, TermRange};
 
@@ -55,9 +56,9 @@ pub struct Gap {
 pub(super) struct PricedStep<'a> {
     pub plan: &'a Plan,
     /// Lookup of each op per load, `NOT_RUN` where the step does not launch it, and its time.
-    lookups: &'a [LookupId],
-    times_ms: &'a [f64],
-    lane_load: &'a [usize],
+    pub lookups: &'a [LookupId],
+    pub times_ms: &'a [f64],
+    pub lane_load: &'a [usize],
     pub host: &'a [HostCosts],
     /// Kernels the host submits op by op; 0 where a graph holds them.
     pub launches: u32,
@@ -111,23 +112,25 @@ impl PricedStep<'_> {
 /// Composes the steps of one deployment under one policy.
 #[derive(Debug, Clone)]
 pub struct Composer {
-    plan: Plan,
+    pub(super) plan: Plan,
     pricer: Pricer,
-    op_ids: Vec<OpId>,
+    pub(super) op_ids: Vec<OpId>,
     /// How often each op stands in the sequence.
     occurrences: Vec<f64>,
     segments: Segments,
     /// Load that each lane works on.
     lane_load: Vec<usize>,
     /// Host costs per mode (eager, full graph, piecewise) and lane.
-    host: [Vec<HostCosts>; 4],
-    request: RequestTimes,
+    pub(super) host: [Vec<HostCosts>; 4],
+    pub(super) request: RequestTimes,
     host_class: HostClass,
     /// The same for eager steps without prompts.
     decode_class: HostClass,
     gaps: BTreeSet<Gap>,
     derived: BTreeMap<String, String>,
     method: Method,
+    /// Only ever set by tests of the gate.
+    pub(super) fault: Option<Fault>,
     lookups: Vec<LookupId>,
     times_ms: Vec<f64>,
     decode_bases: NumberMap<u32, DecodeBase>,
@@ -219,6 +222,7 @@ impl Composer {
             gaps: BTreeSet::new(),
             derived: BTreeMap::new(),
             method: Method::Segments,
+            fault: None,
             lookups: Vec::new(),
             times_ms: Vec::new(),
             decode_bases: NumberMap::default(),
@@ -483,7 +487,10 @@ impl Composer {
             },
         };
         if self.method == Method::OpByOp {
-            return lanes::run(&priced, start);
+            return match self.fault {
+                None => lanes::run(&priced, start),
+                Some(fault) => fault.run(&priced, start),
+            };
         }
         let mut walk = Walk::default();
         let times = walk.times(&priced, cut, start);

@@ -20,7 +20,7 @@ use super::judge::{Job, JudgedCase, Work, base_points};
 use super::ledger::{LedgerRow, read_ledger};
 use super::open::open_regressions;
 use super::points::Points;
-use super::prove::{configs_of, prove_data};
+use super::prove::{Held, prove_data};
 use super::shards::Shards;
 
 /// The compiler this binary was built with.
@@ -210,11 +210,19 @@ impl Analysis {
 /// No repository or revision, sources that this binary was not built from, data or a ledger that
 /// cannot be read; a filter where everything must run.
 pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
+    analyse_by(question, &Points::open(question.root, None)?)
+}
+
+/// The same by the predictor of `points`: what a test of the gate asks.
+///
+/// # Errors
+/// As [`analyse`].
+#[doc(hidden)]
+pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, NoVerdict> {
     let base = Base::open(question.root, question.rev)?;
-    let points = Points::open(question.root, None)?;
     let prints = Prints::take(question.root, &base)?;
     let ledger = read_ledger(question.root)?;
-    let tree = Tree::list(&points, &base)?;
+    let tree = Tree::list(points, &base)?;
     let mut findings = tree.findings();
     let Wanted {
         cases: wanted,
@@ -225,11 +233,11 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
     let new_rows = new_rows(&before_ledger, &ledger);
 
     let work = Work {
-        points: &points,
+        points,
         on_base: base_points(&base, prints.data_differs)?,
         same_data: !prints.data_differs,
-        configs: match question.proofs {
-            true => Some(configs_of(&points)?),
+        held: match question.proofs {
+            true => Some(Held::read(points)?),
             false => None,
         },
     };
@@ -253,13 +261,13 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
         }
     }
     if question.proofs && (prints.differ() || !wanted.is_empty()) {
-        failures.extend(prove_data(&points, &tree.evidence_cases(&points)));
+        failures.extend(prove_data(points, &tree.evidence_cases(points)));
     }
     findings.extend(failures.iter().map(|failure| found(Kind::Proof, failure)));
     proofs.failures = failures.iter().map(ToString::to_string).collect();
     findings.extend(each_once(&wanted, &judged));
     findings.extend(shift_findings(&cases, &new_rows));
-    findings.extend(expired(&tree, &points, question.today));
+    findings.extend(expired(&tree, points, question.today));
     let shards = match question.results {
         [] => None,
         files => Some(Shards::read(files, &tree.head)?),
@@ -267,7 +275,7 @@ pub fn analyse(question: &Question<'_>) -> Result<Analysis, NoVerdict> {
     findings.extend(shards.iter().flat_map(shard_findings));
     findings.sort();
     findings.dedup();
-    let open = open_regressions(&ledger, &cases, &points);
+    let open = open_regressions(&ledger, &cases, points);
     Ok(Analysis {
         base: base.rev().to_owned(),
         commit: base.commit().to_owned(),

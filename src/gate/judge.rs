@@ -1,13 +1,12 @@
 //! Judging one case: predicted anew, compared with the base, its moves explained and its proofs made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
 use crate::case::CaseFile;
-use crate::model::ModelConfig;
 use crate::replay::Outcome;
 use crate::timing::{InputError, Policy};
 
@@ -21,8 +20,8 @@ use super::golden::render;
 use super::impact::Tree;
 use super::parsed::Golden;
 use super::points::{Points, Predicted, bands_of};
-use super::proof::ProofFailure;
-use super::prove::prove;
+use super::proof::{Proof, ProofFailure};
+use super::prove::{Held, prove};
 
 /// This code's view of the base's data.
 pub(super) enum OnBase {
@@ -105,8 +104,8 @@ pub(super) struct Work<'a> {
     pub points: &'a Points,
     pub on_base: OnBase,
     pub same_data: bool,
-    /// Configs for the audit; `None`: nothing is proved.
-    pub configs: Option<BTreeMap<String, ModelConfig>>,
+    /// `None`: nothing is proved.
+    pub held: Option<Held>,
 }
 
 impl Work<'_> {
@@ -140,8 +139,20 @@ impl Work<'_> {
         let point = point_of(&case);
         let own_bands = bands_of(&case);
         let predicted = self.points.predict(case)?;
+        if let Some(held) = &self.held {
+            judged.failures = prove(self.points, held, &job.name, &predicted);
+            judged.proved = true;
+        }
         let place = self.points.golden_path(&job.name);
-        let fresh = Golden::of_text(&render(&predicted), &place)?;
+        let fresh = match Golden::of_text(&render(&predicted), &place) {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                // A NaN or an infinity has no golden and is in no band.
+                let failure = ProofFailure::new(Proof::Finite, &job.name, error.what);
+                judged.failures.push(failure);
+                return Ok(());
+            }
+        };
         let classified = classify(before.as_ref(), Some(&fresh), &bands);
         judged.report = Some(CaseReport {
             not_reproduced: self.not_reproduced(&place, &fresh, &own_bands)?,
@@ -151,10 +162,6 @@ impl Work<'_> {
             point,
             group,
         });
-        if let Some(configs) = &self.configs {
-            judged.failures = prove(self.points, configs, &judged.name, &predicted);
-            judged.proved = true;
-        }
         Ok(())
     }
 

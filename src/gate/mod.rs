@@ -9,6 +9,7 @@ mod checks;
 mod classify;
 mod cores;
 mod effects;
+mod filed;
 mod fingerprint;
 mod golden;
 mod impact;
@@ -23,6 +24,8 @@ mod report;
 mod shards;
 mod uniform;
 
+#[doc(hidden)]
+pub use analysis::analyse_by;
 pub use analysis::{
     About, Analysis, COMPILER, CaseReport, EvidenceReport, Finding, Kind, MetricReport, NoVerdict,
     OpenRegression, ProofReport, Question, analyse, compiler_file,
@@ -32,12 +35,15 @@ pub use band::{Band, Bands, Breach, Comparison, Drift, compare};
 pub use check::{all_checks, checks_of, own_ms};
 pub use classify::{Change, Class, Classified, Left, classify};
 pub use effects::Effects;
+pub use filed::{FiledRows, as_filed, tables_as_imported};
 pub use golden::{differs, error_pct, render};
 pub use ledger::{
     BeforeStep, Blessing, EVIDENCE, LedgerFile, LedgerRow, WriteStep, read_ledger, write_ledger,
     write_whole,
 };
 pub use parsed::{Golden, GoldenCoverage, Judged};
+#[doc(hidden)]
+pub use points::Mutation;
 pub use points::{Points, Predicted, Verdict, bands_of};
 pub use proof::{
     Proof, ProofFailure, blindness, homogeneity, measured_cells, no_leak, null, sees_no_answer,

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::case::{Case, CaseFile, ModelDims, OpCase, StepCase, Tree};
-use crate::model::ModelConfig;
+use crate::compose::Fault;
+use crate::model::{ModelConfig, Scenario};
 use crate::perfdb::Refusal;
-use crate::replay::{OpPrediction, Outcome, Replayer, StepPrediction};
+use crate::replay::{OpPrediction, Outcome, Prediction, Replayer, StepLog, StepPrediction};
 use crate::timing::{InputError, Policy, read_text};
 
 use super::band::{Bands, Comparison, compare};
@@ -17,6 +18,26 @@ pub struct Points {
     root: PathBuf,
     tree: Tree,
     replayer: Replayer,
+    mutation: Mutation,
+}
+
+/// What a test of the gate does to every prediction of a serving case, to see it caught.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Mutation {
+    pub fault: Option<Fault>,
+    /// To what the replay is told.
+    pub scenario: fn(&mut Scenario),
+    /// To what comes out.
+    pub prediction: fn(&Case, &mut Prediction),
+}
+
+impl Mutation {
+    pub const NONE: Self = Self {
+        fault: None,
+        scenario: |_| {},
+        prediction: |_, _| {},
+    };
 }
 
 /// A predicted case.
@@ -55,7 +76,17 @@ impl Points {
             root: root.to_path_buf(),
             tree: Tree::open(root.join("cases"))?,
             replayer: Replayer::open(&root.join("data"), systems_dir)?,
+            mutation: Mutation::NONE,
         })
+    }
+
+    /// Predicts wrongly from here on.
+    #[doc(hidden)]
+    pub fn mutate(&mut self, mutation: Mutation) {
+        if let Some(fault) = mutation.fault {
+            self.replayer.plant(fault);
+        }
+        self.mutation = mutation;
     }
 
     pub fn root(&self) -> &Path {
@@ -92,8 +123,7 @@ impl Points {
     pub fn predict(&self, case: CaseFile) -> Result<Predicted, InputError> {
         Ok(match case {
             CaseFile::Serving(case) => {
-                let scenario = case.scenario();
-                let predict = |policy| self.replayer.predict(&scenario, policy);
+                let predict = |policy| self.outcome(&case, policy, 1.0, None);
                 Predicted::Serving {
                     strict: Box::new(predict(Policy::Strict)?),
                     estimate: Box::new(predict(Policy::Estimate)?),
@@ -113,6 +143,26 @@ impl Points {
                 }
             }
         })
+    }
+
+    /// Predicts a serving case under one policy, with every row times `factor`, on the schedule of
+    /// `recorded` where one is given.
+    pub(super) fn outcome(
+        &self,
+        case: &Case,
+        policy: Policy,
+        factor: f64,
+        recorded: Option<&StepLog>,
+    ) -> Result<Outcome, InputError> {
+        let mut scenario = case.scenario();
+        (self.mutation.scenario)(&mut scenario);
+        let every = |_: &_| true;
+        let mut outcome =
+            (self.replayer).predict_scaled(&scenario, policy, factor, every, recorded)?;
+        if let Outcome::Predicted(prediction) = &mut outcome {
+            (self.mutation.prediction)(case, prediction);
+        }
+        Ok(outcome)
     }
 
     /// Where a case's golden lies: the same path under `goldens/`, with the ending `.snap`.

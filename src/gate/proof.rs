@@ -55,6 +55,8 @@ const DIFFERENCE: (&str, &str) = ("request_boundaries", "client minus server");
 /// A proof's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Proof {
+    /// Every time is a finite number.
+    Finite,
     Null,
     Homogeneity,
     Audit,
@@ -66,6 +68,7 @@ pub enum Proof {
 impl Proof {
     pub fn name(self) -> &'static str {
         match self {
+            Self::Finite => "finite",
             Self::Null => "null",
             Self::Homogeneity => "homogeneity",
             Self::Audit => "audit",
@@ -311,18 +314,7 @@ pub fn blindness(
 ) -> Result<(), ProofFailure> {
     let failed = |what: String| ProofFailure::new(Proof::Blindness, name, what);
     sees_no_answer(name, &case.scenario())?;
-    let text = std::fs::read_to_string(&case.file).map_err(|error| failed(error.to_string()))?;
-    let folder = tempfile::tempdir().map_err(|error| failed(error.to_string()))?;
-    let file = folder.path().join("elsewhere.yaml");
-    let disguised = CaseFile::from_bytes(&file, disguise(&text).into_bytes());
-    let disguised = match disguised {
-        Ok(CaseFile::Serving(case)) => case,
-        Ok(_) => return Err(failed("no serving case once disguised".to_owned())),
-        Err(error) => return Err(failed(error.to_string())),
-    };
-    if disguised.point == case.point || disguised.silicon == case.silicon {
-        return Err(failed("the disguise changed nothing".to_owned()));
-    }
+    let disguised = disguised(name, case)?;
     let (open, blind) = (predict(case), predict(&disguised));
     let (open, blind) = (without_evaluation(&open), without_evaluation(&blind));
     for (a, b) in open.iter().zip(&blind) {
@@ -335,6 +327,24 @@ pub fn blindness(
         return Err(failed(what));
     }
     Ok(())
+}
+
+/// The same case with other silicon values, another point, another tolerance and another path.
+pub(super) fn disguised(name: &str, case: &Case) -> Result<Case, ProofFailure> {
+    let failed = |what: String| ProofFailure::new(Proof::Blindness, name, what);
+    let text = std::fs::read_to_string(&case.file).map_err(|error| failed(error.to_string()))?;
+    let folder = tempfile::tempdir().map_err(|error| failed(error.to_string()))?;
+    let file = folder.path().join("elsewhere.yaml");
+    let disguised = CaseFile::from_bytes(&file, disguise(&text).into_bytes());
+    let disguised = match disguised {
+        Ok(CaseFile::Serving(case)) => case,
+        Ok(_) => return Err(failed("no serving case once disguised".to_owned())),
+        Err(error) => return Err(failed(error.to_string())),
+    };
+    if disguised.point == case.point || disguised.silicon == case.silicon {
+        return Err(failed("the disguise changed nothing".to_owned()));
+    }
+    Ok(disguised)
 }
 
 /// A scenario has no key that could hold an answer.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::compose::{Composer, Method, Part, Paths, Receipt, Stamp};
+use crate::compose::{Composer, Fault, Method, Part, Paths, Receipt, Stamp};
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::perfdb::{Database, Pricer, Refusal};
 use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
@@ -90,6 +90,7 @@ pub enum Outcome {
 pub struct Replayer {
     database: Database,
     models: PathBuf,
+    fault: Option<Fault>,
 }
 
 impl Replayer {
@@ -99,7 +100,14 @@ impl Replayer {
         Ok(Self {
             database: Database::open(data, systems_dir)?,
             models: data.join("models"),
+            fault: None,
         })
+    }
+
+    /// Plants a fault in every composer from here on: what a test of the gate does.
+    #[doc(hidden)]
+    pub fn plant(&mut self, fault: Fault) {
+        self.fault = Some(fault);
     }
 
     pub fn database(&self) -> &Database {
@@ -169,6 +177,9 @@ impl Replayer {
             Err(refusal) => return Ok(Outcome::Refused(refusal)),
         };
         prepare(&mut composer);
+        if let Some(fault) = self.fault {
+            composer.plant(fault);
+        }
         let capacity = self.kv_capacity(scenario)?;
         Ok(
             match Self::replay(composer, scenario, capacity, policy, recorded) {

@@ -27,6 +27,7 @@ pub fn audit(
 ) -> Result<AuditReport, Vec<AuditFault>> {
     let mut auditor = Auditor::new(scenario, configs, prediction)?;
     auditor.check_lengths();
+    auditor.check_missing();
     match scenario.deployment.backend.name {
         BackendName::Trtllm => auditor.replay_trtllm(),
         BackendName::Sglang => auditor.replay_sglang(),

@@ -19,6 +19,7 @@ mod fault;
 mod forward;
 mod host;
 mod lookup;
+mod missing;
 mod moment;
 mod sglang;
 mod sources;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::compose::Part;
 use crate::model::Capacity;
 use crate::replay::RankRecord;
 use crate::timing::Execution;
@@ -26,6 +27,7 @@ impl Auditor<'_> {
         let mut held: Held = None;
         let mut in_flight: Option<InFlight> = None;
         let mut running: Vec<Vec<Runner>> = vec![Vec::new(); groups];
+        let mut batch_waited = 0;
         for _ in 0..self.scenario.workload.concurrency {
             self.post(&Moment::zero(), &mut on_way);
         }
@@ -47,6 +49,7 @@ impl Auditor<'_> {
             waiting.extend(&iteration.fetched);
             inside += iteration.fetched.len();
             self.pause(index, &iteration.paused, &mut running, &mut waiting);
+            self.check_batch_wait(index, &running, &waiting, &mut batch_waited);
             let now = match &iteration.step {
                 Some((execution, ranks)) => {
                     let loads = self.loads(index, ranks, &mut waiting);
@@ -117,6 +120,45 @@ impl Auditor<'_> {
             self.requests[request as usize].again = runner.made;
             waiting.push_front(request);
         }
+    }
+
+    /// Batch wait: beside generation, prompts are held until enough tokens are there or they have
+    /// been held for the timeout. Of the requests held, the first could have run.
+    fn check_batch_wait(
+        &mut self,
+        index: usize,
+        running: &[Vec<Runner>],
+        waiting: &VecDeque<u32>,
+        waited: &mut u32,
+    ) {
+        let (Some(wait), [group]) = (self.scenario.serving.batch_wait, running) else {
+            return;
+        };
+        let iteration = &self.prediction.log.iterations[index];
+        let Some((_, ranks)) = iteration.step.as_ref().filter(|_| !group.is_empty()) else {
+            return;
+        };
+        let runs: &[u32] = ranks.first().map_or(&[], |rank| &rank.context);
+        let held = matches!(iteration.held, Some((Part::QueueBatchWait, _)));
+        let first: Vec<u32> = waiting.iter().take(1).copied().collect();
+        let requests = if held { &first[..] } else { runs };
+        if requests.is_empty() {
+            return;
+        }
+        let prompts: u32 = requests.iter().map(|request| self.context(*request)).sum();
+        let tokens = f64::from(prompts + group.len() as u32);
+        let enough = wait.max_tokens_ratio * f64::from(self.scenario.serving.max_num_tokens);
+        let holds = *waited < wait.timeout_iters && tokens < enough;
+        if held != holds {
+            let does = if held { "holds" } else { "runs" };
+            let what = format!(
+                "iteration {index} {does} prompts beside {} requests, {tokens} tokens of {enough} \
+                 after {waited} iterations of waiting",
+                group.len()
+            );
+            self.fault(Check::Decisions, what);
+        }
+        *waited = if held { *waited + 1 } else { 0 };
     }
 
     /// What each rank group works on; the requests whose context runs leave the queue.
