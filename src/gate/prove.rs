@@ -12,7 +12,7 @@ use crate::timing::{InputError, Policy};
 
 use super::audit::audit;
 use super::points::{Points, Predicted};
-use super::proof::{Proof, ProofFailure, blindness, homogeneity, null, sees_no_answer, sums};
+use super::proof::{Proof, ProofFailure, blindness, homogeneity_of, null, sees_no_answer, sums};
 
 /// Configs of every model of a project, by id: host rows may come from any of them.
 pub(super) fn configs_of(points: &Points) -> Result<BTreeMap<String, ModelConfig>, InputError> {
@@ -60,9 +60,6 @@ fn prove_serving(
     let replayer = points.replayer();
     let scenario = case.scenario();
     let scaled = |factor: f64, recorded: Option<&_>| {
-        if factor == 1.0 && recorded.is_none() {
-            return Ok(Outcome::Predicted(Box::new(prediction.clone())));
-        }
         replayer.predict_scaled(&scenario, Policy::Estimate, factor, |_| true, recorded)
     };
     let own = OnceCell::new();
@@ -88,7 +85,7 @@ fn prove_serving(
         sums(name, prediction),
         audited,
         null(name, scaled),
-        homogeneity(name, scaled),
+        homogeneity_of(name, prediction, scaled),
         blindness(name, case, seen),
     ];
     proofs.into_iter().filter_map(Result::err).collect()

@@ -67,6 +67,8 @@ pub(super) struct Auditor<'a> {
     /// Graph replays by their padded batch.
     pub(super) repeated: NumberMap<u32, Rc<Repeated>>,
     pub(super) priced: Vec<NumberMap<u64, Rc<Cost>>>,
+    /// Those of the lookup at hand.
+    pub(super) shares: Vec<Share>,
     pub(super) lookups: usize,
     pub(super) ties: usize,
     /// By mode (eager, full graph, piecewise, eager without prompts) and lane.
@@ -141,6 +143,7 @@ impl<'a> Auditor<'a> {
             fields,
             forward: order,
             orders: [None, None, None, None],
+            shares: Vec::new(),
             lookups: 0,
             ties: 0,
             hosts: std::array::from_fn(|_| Vec::new()),
@@ -201,7 +204,10 @@ impl<'a> Auditor<'a> {
 
     pub(super) fn cost(&mut self, part: Part, shares: &[Share]) -> Cost {
         self.lookups += 1;
-        let mut cost = Cost::default();
+        let mut cost = Cost {
+            ms: 0.0,
+            of: Vec::with_capacity(shares.len()),
+        };
         for share in shares {
             let times = share.weight * share.work;
             cost.ms += times * self.sources.ms[share.known];

@@ -108,60 +108,63 @@ impl Field {
     }
 
     /// The rows around `wanted`, axis by axis: the line itself, the two around it by distance,
-    /// the first one as it is, or the last one by its work.
-    pub(super) fn around(&self, wanted: [f64; 3]) -> Vec<Share> {
-        let mut found: Vec<(Range<usize>, f64, f64)> = Vec::with_capacity(4);
-        let mut shares = Vec::with_capacity(4);
-        let all = self.lines.first().map_or(0, Vec::len);
-        found.push((0..all, 1.0, 1.0));
-        for (axis, lines) in self.lines.iter().enumerate() {
-            let want = wanted[axis];
-            let last = axis + 1 == self.lines.len();
-            for (range, weight, work) in std::mem::take(&mut found) {
-                let mut narrow = |line: &Line, weight: f64, work: f64| {
-                    if last {
-                        shares.push((line.first, weight, work));
-                    } else {
-                        found.push((line.inner.clone(), weight, work));
-                    }
-                };
-                let lines = &lines[range];
-                let next = lines.partition_point(|line| line.value < want);
-                match (
-                    next.checked_sub(1).map(|below| &lines[below]),
-                    lines.get(next),
-                ) {
-                    (_, Some(high)) if high.value == want => narrow(high, weight, work),
-                    (Some(low), Some(high)) => {
-                        let up = (want - low.value) / (high.value - low.value);
-                        narrow(low, weight * (1.0 - up), work);
-                        narrow(high, weight * up, work);
-                    }
-                    (None, Some(high)) => narrow(high, weight, work),
-                    (Some(low), None) => {
-                        let grown = self.work(axis, want) / self.work(axis, low.value);
-                        narrow(low, weight, work * grown);
-                    }
-                    (None, None) => {}
-                }
+    /// the first one as it is, or the last one by its work. Replaces what `shares` holds.
+    pub(super) fn around(&self, wanted: [f64; 3], shares: &mut Vec<Share>) {
+        shares.clear();
+        let Some(lines) = self.lines.first() else {
+            return;
+        };
+        self.narrow(0, 0..lines.len(), wanted, (1.0, 1.0), shares);
+    }
+
+    fn narrow(
+        &self,
+        axis: usize,
+        range: Range<usize>,
+        wanted: [f64; 3],
+        (weight, work): (f64, f64),
+        shares: &mut Vec<Share>,
+    ) {
+        let want = wanted[axis];
+        let lines = &self.lines[axis][range];
+        let mut take = |line: &Line, weight: f64, work: f64| {
+            if axis + 1 < self.lines.len() {
+                let inner = line.inner.clone();
+                self.narrow(axis + 1, inner, wanted, (weight, work), shares);
+            } else {
+                shares.push(self.share(line.first, wanted, weight, work));
             }
+        };
+        let next = lines.partition_point(|line| line.value < want);
+        let low = next.checked_sub(1).map(|below| &lines[below]);
+        match (low, lines.get(next)) {
+            (_, Some(high)) if high.value == want => take(high, weight, work),
+            (Some(low), Some(high)) => {
+                let up = (want - low.value) / (high.value - low.value);
+                take(low, weight * (1.0 - up), work);
+                take(high, weight * up, work);
+            }
+            (None, Some(high)) => take(high, weight, work),
+            (Some(low), None) => {
+                let grown = self.work(axis, want) / self.work(axis, low.value);
+                take(low, weight, work * grown);
+            }
+            (None, None) => {}
         }
-        shares
-            .into_iter()
-            .map(|(point, weight, mut work)| {
-                if let Some((experts, topk, ranks)) = self.experts {
-                    // Balanced rows give each token the least used experts, alike on every rank.
-                    let read = f64::from(experts).min(point.at[0] * f64::from(topk));
-                    let most = most_experts_read(experts, topk, ranks, wanted[0]);
-                    work *= most * f64::from(ranks) / read;
-                }
-                Share {
-                    known: point.known,
-                    weight,
-                    work,
-                }
-            })
-            .collect()
+    }
+
+    fn share(&self, point: Point, wanted: [f64; 3], weight: f64, mut work: f64) -> Share {
+        if let Some((experts, topk, ranks)) = self.experts {
+            // Balanced rows give each token the least used experts, alike on every rank.
+            let read = f64::from(experts).min(point.at[0] * f64::from(topk));
+            let most = most_experts_read(experts, topk, ranks, wanted[0]);
+            work *= most * f64::from(ranks) / read;
+        }
+        Share {
+            known: point.known,
+            weight,
+            work,
+        }
     }
 }
 
@@ -582,20 +585,25 @@ mod tests {
             },
             &[(64.0, 1.0), (64.0, 2.0), (256.0, 1.0)],
         );
+        let around = |wanted| {
+            let mut shares = Vec::new();
+            field.around(wanted, &mut shares);
+            shares
+        };
         let share = |known, weight, work| Share {
             known,
             weight,
             work,
         };
-        assert_eq!(field.around([64.0, 2.0, 0.0]), [share(1, 1.0, 1.0)]);
+        assert_eq!(around([64.0, 2.0, 0.0]), [share(1, 1.0, 1.0)]);
         // Below the first line: held.
-        assert_eq!(field.around([8.0, 1.0, 0.0]), [share(0, 1.0, 1.0)]);
+        assert_eq!(around([8.0, 1.0, 0.0]), [share(0, 1.0, 1.0)]);
         // Halfway: each line is searched for the batch by itself; 256 has batch 1 only.
         assert_eq!(
-            field.around([160.0, 2.0, 0.0]),
+            around([160.0, 2.0, 0.0]),
             [share(1, 0.5, 1.0), share(2, 0.5, 2.0)]
         );
         // Beyond the last line: by causal work, which the window bounds.
-        assert_eq!(field.around([512.0, 1.0, 0.0]), [share(2, 1.0, 2.0)]);
+        assert_eq!(around([512.0, 1.0, 0.0]), [share(2, 1.0, 2.0)]);
     }
 }

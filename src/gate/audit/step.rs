@@ -257,32 +257,44 @@ impl Walk<'_> {
 
 /// Whether all rank groups generate for the same padded batch, and do nothing else.
 fn repeats(loads: &[Load]) -> bool {
-    loads
-        .iter()
-        .all(|load| load.prompts.is_empty() && load.padded == loads[0].padded && load.at_least == 0)
+    let padded = loads[0].padded;
+    let alike =
+        |load: &Load| load.prompts.is_empty() && load.padded == padded && load.at_least == 0;
+    padded > 0 && loads.iter().all(alike)
 }
 
 impl Auditor<'_> {
-    /// Prices a kernel at `wanted`, each row times a ratio of `work`.
-    fn look_up(&mut self, task: usize, wanted: [f64; 3], of_total: f64, work: f64) -> Cost {
+    /// Prices a kernel at `wanted`, as a share of the whole.
+    fn look_up(&mut self, task: usize, wanted: [f64; 3], of_total: f64) -> Cost {
+        let mut shares = std::mem::take(&mut self.shares);
+        match &self.fields[task] {
+            Some(field) => field.around(wanted, &mut shares),
+            // At the published bandwidth: the row is the time of one byte.
+            None => {
+                shares.clear();
+                shares.extend(self.sources.roofline.map(|known| Share {
+                    known,
+                    weight: 1.0,
+                    work: wanted[0],
+                }));
+            }
+        }
+        let cost = self.share_out(task, wanted, &mut shares, of_total);
+        self.shares = shares;
+        cost
+    }
+
+    fn share_out(
+        &mut self,
+        task: usize,
+        wanted: [f64; 3],
+        shares: &mut [Share],
+        of_total: f64,
+    ) -> Cost {
         let part = if self.tasks[task].joins_ranks() {
             Part::Transfer
         } else {
             Part::Kernel
-        };
-        let mut shares = match &self.fields[task] {
-            Some(field) => field.around(wanted),
-            // At the published bandwidth: the row is the time of one byte.
-            None => self
-                .sources
-                .roofline
-                .map(|known| Share {
-                    known,
-                    weight: 1.0,
-                    work: wanted[0],
-                })
-                .into_iter()
-                .collect(),
         };
         if let Err(what) = check_weights(shares.iter().map(|share| share.weight)) {
             let what = format!("{:?} at {wanted:?}: {what}", self.tasks[task]);
@@ -297,11 +309,10 @@ impl Auditor<'_> {
             self.fault(Check::Lookup, what);
             return Cost::default();
         }
-        for share in &mut shares {
+        for share in &mut *shares {
             share.weight *= of_total;
-            share.work *= work;
         }
-        self.cost(part, &shares)
+        self.cost(part, shares)
     }
 
     fn counted(&mut self, task: usize, count: f64) -> Rc<Cost> {
@@ -312,7 +323,7 @@ impl Auditor<'_> {
             Task::Multiply { n, k, .. } => [f64::from(n), f64::from(k), count],
             _ => [count, 0.0, 0.0],
         };
-        let cost = Rc::new(self.look_up(task, wanted, 1.0, 1.0));
+        let cost = Rc::new(self.look_up(task, wanted, 1.0));
         self.priced[task].insert(count.to_bits(), Rc::clone(&cost));
         cost
     }
@@ -337,7 +348,7 @@ impl Auditor<'_> {
                 let mut mean = Cost::default();
                 for &(before, tokens) in &load.prompts {
                     let length = alone(kind, before, tokens);
-                    let one = self.look_up(task, [length, batch, 0.0], 1.0 / batch, 1.0);
+                    let one = self.look_up(task, [length, batch, 0.0], 1.0 / batch);
                     mean.ms += one.ms;
                     mean.of.extend(one.of);
                 }
@@ -346,7 +357,7 @@ impl Auditor<'_> {
             Task::Attend { .. } | Task::AttendLatent(_) => {
                 let batch = f64::from(load.padded);
                 let mean_kv = load.kv_sum as f64 / batch;
-                return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0, 1.0));
+                return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0));
             }
             // Their state has one size: only the batch counts.
             Task::Convolve(_) | Task::DeltaRule(_) | Task::FoldLatent { .. } => {
