@@ -531,6 +531,23 @@ fn batch_wait_counts_context_and_generation(#[case] tokens: u32, #[case] second:
     begins(&toy.predict(&scenario), &[first, second]);
 }
 
+/// Only prompts that would run count: of two, 16 tokens beside a generation request hold one, and
+/// that comes to 9. It runs where 9 are enough, and waits where 10 are asked for.
+#[rstest]
+#[case(9.0 / 16.0, "fetch 1 2 | hold 1 queue_capacity | eager {ctx 1 gen 1/1 kv 9}")]
+#[case(10.0 / 16.0, "fetch 1 2 | hold 2 queue_batch_wait | eager {gen 1/1 kv 9}")]
+fn batch_wait_counts_no_prompt_that_does_not_fit(#[case] ratio: f64, #[case] second: &str) {
+    let toy = plain();
+    let mut scenario = toy.scenario(3, 3, 12);
+    scenario.serving.max_num_tokens = 16;
+    scenario.serving.batch_wait = Some(BatchWait {
+        timeout_iters: 50,
+        max_tokens_ratio: ratio,
+    });
+    let first = "fetch 0 | eager {ctx 0 gen 0/0 kv 0}";
+    begins(&toy.predict(&scenario), &[first, second]);
+}
+
 /// Held, then released by its tokens. Seed 5 draws (8, 10) (7, 11) (8, 10) (8, 10) (7, 12) (7, 10)
 /// from [7, 8] and [10, 12]; 16 tokens are enough; no overlap.
 ///
