@@ -472,6 +472,26 @@ fn the_batch_size_holds_requests_back(#[case] overlap: bool, #[case] wanted: &[&
     decided(&toy.predict(&scenario), wanted);
 }
 
+/// Outputs of one and of two tokens: a request of one has no time per token, and the receipt of
+/// TPOT is the mean over the others.
+#[test]
+fn requests_of_one_token_have_no_part_in_tpot() {
+    let toy = plain();
+    let mut scenario = toy.scenario(2, 8, 2);
+    scenario.workload.length_ratio = 0.5;
+    let prediction = toy.predict(&scenario);
+    let of = |output: u32| {
+        let requests = prediction.log.requests.iter();
+        requests.filter(move |request| request.output == output)
+    };
+    assert!(of(1).count() > 0 && of(2).count() > 0);
+    assert!(of(1).all(|request| request.tpot_ms().is_none()));
+    let sum_ms: f64 = of(2).filter_map(|request| request.tpot_ms()).sum();
+    let mean_ms = sum_ms / of(2).count() as f64;
+    exact(prediction.tpot.mean_ms, mean_ms, "mean");
+    exact(prediction.tpot_receipt.total_ms(), mean_ms, "receipt");
+}
+
 fn batch_wait(scenario: &mut Scenario, timeout_iters: u32, tokens: u32) {
     scenario.serving.batch_wait = Some(BatchWait {
         timeout_iters,
