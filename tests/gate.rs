@@ -5,8 +5,10 @@ mod project;
 
 use std::fs;
 
+use git2::Repository;
 use rstest::rstest;
 use serde_json::Value;
+use stepgate::timing::{Column, OpTable};
 use tempfile::TempDir;
 
 use project::{CASE, HOST, MOE, OP, OTHER_CODE, Project, SERVING, STEP, TIMING, copy, golden};
@@ -586,4 +588,114 @@ fn shards_run_every_point_once() {
         1,
         &[&format!("{CASE} was run more than once")],
     );
+}
+
+#[test]
+fn a_project_in_a_folder_of_a_larger_repository_is_judged_and_recorded() {
+    let alone = Project::new();
+    let whole = TempDir::new().expect("a temporary folder");
+    let services = whole.path().join("services");
+    fs::create_dir(&services).expect("made");
+    let folder = TempDir::new_in(&services).expect("a folder inside");
+    for entry in fs::read_dir(alone.folder.path()).expect("the project") {
+        let entry = entry.expect("an entry");
+        if entry.file_name() != ".git" {
+            fs::rename(entry.path(), folder.path().join(entry.file_name())).expect("moved");
+        }
+    }
+    fs::write(whole.path().join("README.md"), "Other people's files.\n").expect("written");
+    let repository = Repository::init(whole.path()).expect("a repository");
+    let project = Project { folder, repository };
+    project.commit();
+    project.gate(0, &["0 cases expected, 0 executed, 6 untouched"]);
+    // What others do beside it concerns nobody here.
+    fs::write(whole.path().join("README.md"), "Changed.\n").expect("written");
+    project.gate(0, &["0 cases expected, 0 executed, 6 untouched"]);
+
+    let edits = [shifted(&project, CASE, "ttft_ms", -5.0)];
+    let mut all = borrowed(&edits);
+    all.push(OTHER_CODE);
+    project.commit_with(&all);
+    project.gate(1, &["strict ttft is not recorded in the ledger"]);
+    project.record(0, &["-1.jsonl: 1 row"]);
+    project.gate(0, &["pass"]);
+    project.says(&["ledger", "verify"], 0, &[]);
+    // The row stands in the project's own folder, and is append-only from the next base on.
+    project.commit();
+    for file in project.ledger_files() {
+        assert!(file.starts_with(&services), "{}", file.display());
+        fs::remove_file(file).expect("removed");
+    }
+    project.gate(1, &["-1.jsonl:1: a ledger file of the base is gone"]);
+}
+
+/// Points whose strict times rest on tables and bandwidth alone: no host row is theirs.
+const OF_TABLES: [&str; 3] = [
+    "gpt-oss-120b/b200-trtllm/tp4/1024-1024-c4",
+    "gpt-oss-120b/b200-trtllm/tp4/8192-1024-c4",
+    "gpt-oss-120b/b200-trtllm/tp4/8192-1024-c8",
+];
+
+/// Divides every latency of every op table by a factor, and the bandwidth's time with them.
+fn divide_tables(project: &Project, factor: f64) {
+    for entry in walkdir::WalkDir::new(project.path("data/systems/data")) {
+        let entry = entry.expect("walk");
+        let file = entry.path();
+        if file.extension().is_none_or(|ending| ending != "parquet") {
+            continue;
+        }
+        let mut table = OpTable::read(file).expect("a table");
+        let latency = table.names.iter().position(|name| name == "latency");
+        let column = (&mut table.columns)
+            .into_iter()
+            .nth(latency.expect("a latency"));
+        let Some(Column::Float(values_ms)) = column else {
+            panic!("{} has no latencies", file.display());
+        };
+        values_ms.iter_mut().for_each(|ms| *ms /= factor);
+        table.write(file).expect("written");
+    }
+    let bandwidth = 7_700_000_000_000.0 * factor;
+    let (from, to) = ("mem_bw: 7700000000000 ", format!("mem_bw: {bandwidth:.0} "));
+    project.edit("data/systems/b200_sxm.yaml", from, &to);
+}
+
+#[test]
+fn all_tables_times_1_03_need_a_mechanism() {
+    let project = Project::new();
+    fs::remove_dir_all(project.path("cases/gpt-oss-120b")).expect("removed");
+    fs::remove_dir_all(project.path("goldens/gpt-oss-120b")).expect("removed");
+    for name in OF_TABLES {
+        copy(&format!("cases/{name}.yaml"), project.folder.path());
+    }
+    // The base's tables are faster, so that the working tree's are those that there are.
+    divide_tables(&project, 1.03);
+    project.accept();
+    project.commit();
+    copy("data/systems/b200_sxm.yaml", project.folder.path());
+    copy("data/systems/data/b200_sxm", project.folder.path());
+    project.accept();
+    let unnamed = [
+        "gpt-oss-120b/b200_sxm/trtllm: uniform shift of strict ttft in 3 points, times 1.0300",
+        "gpt-oss-120b/b200_sxm/trtllm: uniform shift of strict tpot in 3 points, times 1.0300",
+        "--mechanism",
+    ];
+    project.gate(1, &unnamed);
+    project.record(0, &["-1.jsonl: "]);
+    project.gate(1, &unnamed);
+    for file in project.ledger_files() {
+        fs::remove_file(file).expect("removed");
+    }
+    let record = [
+        "ledger",
+        "record",
+        "--reason",
+        "measured anew",
+        "--mechanism",
+        "another power limit: every kernel is slower by as much",
+        "--rows",
+        "b200_sxm/*",
+    ];
+    project.says(&record, 0, &["-1.jsonl: "]);
+    project.gate(0, &["pass"]);
 }

@@ -472,6 +472,26 @@ fn the_batch_size_holds_requests_back(#[case] overlap: bool, #[case] wanted: &[&
     decided(&toy.predict(&scenario), wanted);
 }
 
+/// Outputs of one and of two tokens: a request of one has no time per token, and the receipt of
+/// TPOT is the mean over the others.
+#[test]
+fn requests_of_one_token_have_no_part_in_tpot() {
+    let toy = plain();
+    let mut scenario = toy.scenario(2, 8, 2);
+    scenario.workload.length_ratio = 0.5;
+    let prediction = toy.predict(&scenario);
+    let of = |output: u32| {
+        let requests = prediction.log.requests.iter();
+        requests.filter(move |request| request.output == output)
+    };
+    assert!(of(1).count() > 0 && of(2).count() > 0);
+    assert!(of(1).all(|request| request.tpot_ms().is_none()));
+    let sum_ms: f64 = of(2).filter_map(|request| request.tpot_ms()).sum();
+    let mean_ms = sum_ms / of(2).count() as f64;
+    exact(prediction.tpot.mean_ms, mean_ms, "mean");
+    exact(prediction.tpot_receipt.total_ms(), mean_ms, "receipt");
+}
+
 fn batch_wait(scenario: &mut Scenario, timeout_iters: u32, tokens: u32) {
     scenario.serving.batch_wait = Some(BatchWait {
         timeout_iters,
@@ -527,6 +547,23 @@ fn batch_wait_counts_context_and_generation(#[case] tokens: u32, #[case] second:
     let toy = plain();
     let mut scenario = toy.scenario(3, 3, 12);
     batch_wait(&mut scenario, 50, tokens);
+    let first = "fetch 0 | eager {ctx 0 gen 0/0 kv 0}";
+    begins(&toy.predict(&scenario), &[first, second]);
+}
+
+/// Only prompts that would run count: of two, 16 tokens beside a generation request hold one, and
+/// that comes to 9. It runs where 9 are enough, and waits where 10 are asked for.
+#[rstest]
+#[case(9.0 / 16.0, "fetch 1 2 | hold 1 queue_capacity | eager {ctx 1 gen 1/1 kv 9}")]
+#[case(10.0 / 16.0, "fetch 1 2 | hold 2 queue_batch_wait | eager {gen 1/1 kv 9}")]
+fn batch_wait_counts_no_prompt_that_does_not_fit(#[case] ratio: f64, #[case] second: &str) {
+    let toy = plain();
+    let mut scenario = toy.scenario(3, 3, 12);
+    scenario.serving.max_num_tokens = 16;
+    scenario.serving.batch_wait = Some(BatchWait {
+        timeout_iters: 50,
+        max_tokens_ratio: ratio,
+    });
     let first = "fetch 0 | eager {ctx 0 gen 0/0 kv 0}";
     begins(&toy.predict(&scenario), &[first, second]);
 }

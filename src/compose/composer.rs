@@ -167,6 +167,8 @@ struct DecodeSteps {
     /// Paths to the ends of the lanes, by their course. In a graph the host submits everything at
     /// once, so a course says it all.
     paths: NumberMap<Course, Vec<(PathStart, TermRange)>>,
+    /// The course of the step before, which the next one mostly takes too, and its paths.
+    last: Option<(Course, Vec<(PathStart, TermRange)>)>,
 }
 
 /// Where a lane's stream ends and how it got there.
@@ -502,6 +504,7 @@ impl Composer {
                 times_ms: self.times_ms.clone(),
                 walk,
                 paths: NumberMap::default(),
+                last: None,
             };
             self.decode_steps.insert(batch, steps);
         }
@@ -598,15 +601,22 @@ impl Composer {
         let walk = &mut steps.walk;
         walk.measure_decode(&priced, cut);
         walk.run(&priced, cut, start);
-        if !steps.paths.contains_key(&walk.course) {
-            let lanes = 0..self.lane_load.len();
-            let of_lanes = lanes.map(|lane| {
-                let path = walk.path(&priced, cut, lane);
-                (path.from, paths.store_counted(&path.terms, first))
-            });
-            steps.paths.insert(walk.course.clone(), of_lanes.collect());
-        }
-        let ends = walk.gpu_ms.iter().zip(&steps.paths[&walk.course]);
+        let last = match steps.last.take() {
+            Some(last) if last.0 == walk.course => last,
+            _ => {
+                let lanes = self.lane_load.len();
+                let known = steps.paths.entry(walk.course.clone());
+                let of_lanes = known.or_insert_with(|| {
+                    let of_lane = |lane| {
+                        let path = walk.path(&priced, cut, lane);
+                        (path.from, paths.store_counted(&path.terms, first))
+                    };
+                    (0..lanes).map(of_lane).collect()
+                });
+                (walk.course.clone(), of_lanes.clone())
+            }
+        };
+        let ends = walk.gpu_ms.iter().zip(&steps.last.insert(last).1);
         Some(ends.map(move |(ms, (from, terms))| LaneEnd {
             ms: *ms,
             from: *from,

@@ -463,6 +463,16 @@ impl Walk {
 
 /// One lane's kernels and host bound over a segment and the collective behind it.
 fn measure(step: &PricedStep<'_>, segment: &Segment, lane: usize) -> LaneSegment {
+    if step.launches == 0 && !segment.ops.is_empty() {
+        // Everything is submitted at once: nothing is held back longer than the first op.
+        let ops = segment.ops.iter();
+        let kernels_ms = ops.fold(0.0, |sum, op| sum + step.ms(lane, *op));
+        return LaneSegment {
+            kernels_ms,
+            bound_ms: kernels_ms,
+            bound_at: 0,
+        };
+    }
     let mut kernels_ms = 0.0;
     // Largest submission minus kernels before it; plus all kernels, that is the bound.
     let mut worst = f64::NEG_INFINITY;

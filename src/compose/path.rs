@@ -95,6 +95,8 @@ pub struct TermRange {
 struct StoredTerm {
     part: Part,
     counted: bool,
+    /// A range begins here.
+    begins: bool,
     lookup: u32,
     times: f64,
 }
@@ -166,7 +168,15 @@ const QUEUES: [Part; 4] = [
 pub struct Paths {
     nodes: Vec<Node>,
     terms: Vec<StoredTerm>,
-    weights: Vec<[f64; CHANNELS]>,
+    weights: Vec<Weight>,
+}
+
+/// Weight that a metric puts on a node.
+#[derive(Debug, Clone, Copy)]
+struct Weight {
+    node: NodeId,
+    channel: usize,
+    weight: f64,
 }
 
 impl Default for Paths {
@@ -185,7 +195,7 @@ impl Paths {
         Self {
             nodes: vec![root],
             terms: Vec::new(),
-            weights: vec![[0.0; CHANNELS]],
+            weights: Vec::new(),
         }
     }
 
@@ -209,15 +219,17 @@ impl Paths {
     /// Stores terms, those of lookups from `first` on as counted from there.
     pub fn store_counted(&mut self, terms: &[PathTerm], first: LookupId) -> TermRange {
         let begin = self.terms.len() as u32;
-        self.terms.extend(terms.iter().map(|term| {
-            let counted = term.lookup >= first;
-            StoredTerm {
-                part: term.part,
-                counted,
-                lookup: term.lookup.0 - if counted { first.0 } else { 0 },
-                times: term.times,
-            }
-        }));
+        self.terms
+            .extend(terms.iter().enumerate().map(|(at, term)| {
+                let counted = term.lookup >= first;
+                StoredTerm {
+                    part: term.part,
+                    counted,
+                    begins: at == 0,
+                    lookup: term.lookup.0 - if counted { first.0 } else { 0 },
+                    times: term.times,
+                }
+            }));
         TermRange {
             first: begin,
             end: self.terms.len() as u32,
@@ -234,7 +246,6 @@ impl Paths {
             terms,
             first,
         });
-        self.weights.push([0.0; CHANNELS]);
         Stamp {
             ms,
             node: NodeId(self.nodes.len() as u32 - 1),
@@ -261,15 +272,22 @@ impl Paths {
     /// Adds `weight * (to - from)` to mean TTFT: in the parts of the path between, or, for time
     /// in a queue, in the queue's part. Both paths are kept and subtracted.
     pub fn weigh_ttft(&mut self, from: Stamp, to: Stamp, queue: Option<Part>, weight: f64) {
-        let channel = queue.map_or(SERVICE, channel);
-        self.weights[to.node.0 as usize][channel] += weight;
-        self.weights[from.node.0 as usize][channel] -= weight;
+        self.weigh(from, to, queue.map_or(SERVICE, channel), weight);
     }
 
     /// Adds `weight * (to - from)` to mean TPOT.
     pub fn weigh_tpot(&mut self, from: Stamp, to: Stamp, weight: f64) {
-        self.weights[to.node.0 as usize][TPOT] += weight;
-        self.weights[from.node.0 as usize][TPOT] -= weight;
+        self.weigh(from, to, TPOT, weight);
+    }
+
+    fn weigh(&mut self, from: Stamp, to: Stamp, channel: usize, weight: f64) {
+        for (node, weight) in [(to.node, weight), (from.node, -weight)] {
+            self.weights.push(Weight {
+                node,
+                channel,
+                weight,
+            });
+        }
     }
 
     /// The way to `to` since it parted from the way to `from`, in order of time. Terms that only
@@ -305,27 +323,54 @@ impl Paths {
     }
 
     /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
-    pub fn receipts(mut self, pricer: &Pricer) -> (Receipt, Receipt) {
+    pub fn receipts(self, pricer: &Pricer) -> (Receipt, Receipt) {
+        let add = |sums: &mut [f64; CHANNELS], weight: [f64; CHANNELS], times: f64| {
+            for (sum, weight) in sums.iter_mut().zip(weight) {
+                *sum += weight * times;
+            }
+        };
         // A lookup is made for one boundary or op, so it stands in one part.
         let mut parts = vec![Part::Kernel; pricer.lookup_count()];
         let mut by_lookup = vec![[0.0; CHANNELS]; pricer.lookup_count()];
-        let mut weights = std::mem::take(&mut self.weights);
-        for at in (1..self.nodes.len()).rev() {
+        // Nodes share their terms, so their weights are added up where a range begins. Only the
+        // counted terms stand for another lookup in each node: a list of them, and how many of it
+        // lie before a term.
+        let mut by_range = vec![[0.0; CHANNELS]; self.terms.len()];
+        let mut counted: Vec<StoredTerm> = Vec::new();
+        let mut before = Vec::with_capacity(self.terms.len() + 1);
+        for term in &self.terms {
+            before.push(counted.len());
+            counted.extend(term.counted.then_some(*term));
+        }
+        before.push(counted.len());
+        let mut weights = vec![[0.0; CHANNELS]; self.nodes.len()];
+        for one in &self.weights {
+            weights[one.node.0 as usize][one.channel] += one.weight;
+        }
+        for (at, node) in self.nodes.iter().enumerate().skip(1).rev() {
             let weight = weights[at];
             if weight == [0.0; CHANNELS] {
                 continue;
             }
-            let node = self.nodes[at];
-            for term in self.terms_of(&node) {
+            let (first, end) = (node.terms.first as usize, node.terms.end as usize);
+            add(&mut by_range[first], weight, 1.0);
+            for term in &counted[before[first]..before[end]] {
+                let term = term.of(node);
                 let lookup = term.lookup.0 as usize;
                 parts[lookup] = term.part;
-                let sums = &mut by_lookup[lookup];
-                for (sum, weight) in sums.iter_mut().zip(weight) {
-                    *sum += weight * term.times;
-                }
+                add(&mut by_lookup[lookup], weight, term.times);
             }
-            for (slot, weight) in weights[node.parent.0 as usize].iter_mut().zip(weight) {
-                *slot += weight;
+            add(&mut weights[node.parent.0 as usize], weight, 1.0);
+        }
+        let mut weight = [0.0; CHANNELS];
+        for (term, begun) in self.terms.iter().zip(by_range) {
+            if term.begins {
+                weight = begun;
+            }
+            if !term.counted {
+                let lookup = term.lookup as usize;
+                parts[lookup] = term.part;
+                add(&mut by_lookup[lookup], weight, term.times);
             }
         }
         // Weights lie between -1 and 1; what sums to less than their rounding is zero.

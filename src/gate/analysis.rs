@@ -1,5 +1,6 @@
 //! The gate: the working tree against a base revision.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -241,11 +242,14 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
             false => None,
         },
     };
-    let jobs = wanted
+    let mut jobs: Vec<Job> = wanted
         .iter()
         .map(|name| Job::new(name, &tree, &base))
         .collect();
+    // The largest first: none is left for one core while the others have nothing to do.
+    jobs.sort_by_key(|job| Reverse(job.steps()));
     let mut judged = on_every_core(jobs, |job| work.judge(job));
+    judged.sort_by(|a, b| a.name.cmp(&b.name));
 
     let mut proofs = ProofReport::default();
     let mut failures = Vec::new();

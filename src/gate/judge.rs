@@ -70,6 +70,15 @@ impl Job {
         }
     }
 
+    /// How large it is: the steps that the base's golden counts. Of a new case nothing is known.
+    pub fn steps(&self) -> u64 {
+        match &self.before {
+            Ok(Some((golden, _))) => golden.steps(),
+            Ok(None) => u64::MAX,
+            Err(_) => 0,
+        }
+    }
+
     fn before(name: &str, base: &Base) -> Result<Option<(Golden, Bands)>, InputError> {
         let path = format!("goldens/{name}.snap");
         let Some(text) = base.text(&path)? else {

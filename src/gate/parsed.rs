@@ -186,6 +186,13 @@ impl Golden {
         }
     }
 
+    /// Steps of the replay that its estimate is of: none for a refusal, an op or a step.
+    pub fn steps(&self) -> u64 {
+        let steps = self.policy(Policy::Estimate).get("steps");
+        let counts = steps.and_then(Value::as_object).into_iter().flatten();
+        counts.filter_map(|(_, count)| count.as_u64()).sum()
+    }
+
     /// The metric's time; `None` for a refusal.
     pub fn ms(&self, policy: Policy, metric: Judged) -> Option<f64> {
         let block = self.policy(policy);

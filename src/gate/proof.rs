@@ -155,15 +155,25 @@ pub fn homogeneity(
     predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
 ) -> Result<(), ProofFailure> {
     let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
-    let Some(base) = predicted(predict(1.0, None), &failed)? else {
-        return Ok(());
-    };
+    match predicted(predict(1.0, None), &failed)? {
+        Some(base) => homogeneity_of(case, &base, predict),
+        None => Ok(()),
+    }
+}
+
+/// Homogeneity of a prediction that is there: `base` is what `predict` gives at a factor of 1.
+pub(super) fn homogeneity_of(
+    case: &str,
+    base: &Prediction,
+    predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+) -> Result<(), ProofFailure> {
+    let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
     for factor in [2.0, 0.5] {
         let Some(scaled) = predicted(predict(factor, None), &failed)? else {
             return Err(failed(format!("refused with rows times {factor}")));
         };
         let same = |from: f64, to: f64| to.to_bits() == (from * factor).to_bits();
-        scales(&base, &scaled, same)
+        scales(base, &scaled, same)
             .map_err(|what| failed(format!("rows times {factor}: {what}")))?;
         let coefficients = |receipt: &Receipt| {
             let bits = receipt.lines.iter().map(|line| line.coefficient.to_bits());
@@ -184,7 +194,7 @@ pub fn homogeneity(
         return Err(failed(format!("refused with rows times {factor}")));
     };
     let near = |from: f64, to: f64| (to - from * factor).abs() <= SUM_REL * (from * factor).abs();
-    scales(&base, &scaled, near).map_err(|what| failed(format!("rows times {factor}: {what}")))
+    scales(base, &scaled, near).map_err(|what| failed(format!("rows times {factor}: {what}")))
 }
 
 /// Unwraps a prediction; `None` for a refusal, which has no time to hide in.

@@ -13,7 +13,7 @@ use super::audit::audit;
 use super::filed::{FiledRows, as_filed, tables_as_imported};
 use super::points::{Points, Predicted};
 use super::proof::{
-    Proof, ProofFailure, blindness, disguised, homogeneity, null, sees_no_answer, sums,
+    Proof, ProofFailure, blindness, disguised, homogeneity_of, null, sees_no_answer, sums,
 };
 
 /// What the proofs hold predictions to, read once.
@@ -86,9 +86,6 @@ fn prove_serving(
     let policy = Policy::Estimate;
     let disguised = disguised(name, case);
     let scaled = |factor: f64, recorded: Option<&_>| {
-        if factor == 1.0 && recorded.is_none() {
-            return Ok(Outcome::Predicted(Box::new(prediction.clone())));
-        }
         // The disguised case stands in for the case: one prediction proves two things.
         points.outcome(disguised.as_ref().unwrap_or(case), policy, factor, recorded)
     };
@@ -116,7 +113,7 @@ fn prove_serving(
             unconfirmed(format!("{first} (and {more} more)"))
         }
     };
-    let homogeneous = homogeneity(name, scaled);
+    let homogeneous = homogeneity_of(name, prediction, scaled);
     let blind = match (&disguised, &homogeneous) {
         // The disguised case gave twice the figures of the case, bit for bit.
         (Ok(_), Ok(())) => sees_no_answer(name, &case.scenario()),

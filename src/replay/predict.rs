@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::compose::{Composer, Fault, Method, Part, Paths, Receipt, Stamp};
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::perfdb::{Database, Pricer, Refusal};
-use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
+use crate::timing::{Coverage, Execution, InputError, Origin, Policy, RowId, Rows};
 
 use super::capacity::KvCapacity;
 use super::client::Replayed;
@@ -253,12 +253,20 @@ impl Replayer {
             .map(|request| request.last_token_ms)
             .fold(0.0, f64::max);
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
-        let (mut counts, mut modes) = (BTreeMap::new(), BTreeSet::new());
+        // Most steps are like the one before.
+        let mut stretches: Vec<(StepKind, Execution, u64)> = Vec::new();
         for iteration in &log.iterations {
             if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
-                *counts.entry((kind, execution.mode())).or_insert(0) += 1;
-                modes.insert(execution.host_mode(kind != StepKind::Decode).name());
+                match stretches.last_mut() {
+                    Some((k, e, count)) if (*k, *e) == (kind, *execution) => *count += 1,
+                    _ => stretches.push((kind, *execution, 1)),
+                }
             }
+        }
+        let (mut counts, mut modes) = (BTreeMap::new(), BTreeSet::new());
+        for (kind, execution, count) in stretches {
+            *counts.entry((kind, execution.mode())).or_insert(0) += count;
+            modes.insert(execution.host_mode(kind != StepKind::Decode).name());
         }
         let steps = counts
             .into_iter()

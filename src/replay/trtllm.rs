@@ -245,6 +245,9 @@ impl<'a> Executor<'a> {
     /// prompts go first, each to the group with the fewest active prompt tokens among those below
     /// the even share of requests.
     fn admit(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
         let groups = self.ranks.len() as u32;
         let room = groups * self.scenario.serving.max_batch_size
             - self.ranks.iter().map(|rank| rank.active).sum::<u32>();

@@ -1,19 +1,20 @@
 //! The auditor: what it holds while it plays a prediction again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::compose::Part;
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::replay::Prediction;
+use crate::timing::NumberMap;
 
 use super::client::Progress;
 use super::fault::{AuditFault, AuditReport, Check, FAULTS_MAX};
 use super::forward::{Task, forward};
 use super::lookup::{Field, Share, field};
-use super::moment::{Cost, Slot, Sum};
+use super::moment::{Cost, Lot, Slot, Sum};
 use super::sources::{Known, Sources};
-use super::step::Order;
+use super::step::{Order, Repeated};
 
 /// Recomputes `prediction` and compares. `configs` holds the configs of the scenario's model and of
 /// every model that host rows were measured with, by model id.
@@ -56,15 +57,19 @@ pub(super) struct Auditor<'a> {
     pub(super) prediction: &'a Prediction,
     pub(super) faults: Vec<AuditFault>,
     pub(super) sources: Sources,
-    slots: HashMap<(Part, Known), Slot>,
-    pub(super) slot_list: Vec<(Part, Known)>,
+    slots: NumberMap<(Part, Known), Slot>,
+    pub(super) lots: Vec<Lot>,
     /// Distinct tasks, and the forward as positions in them with launches.
     pub(super) tasks: Vec<Task>,
     pub(super) fields: Vec<Option<Field>>,
     pub(super) forward: Vec<(usize, u32)>,
     /// The same for steps with prompts (1), generation (2) or both (3).
     pub(super) orders: [Option<Rc<Order>>; 4],
-    pub(super) priced: Vec<HashMap<u64, Rc<Cost>>>,
+    /// Graph replays by their padded batch.
+    pub(super) repeated: NumberMap<u32, Rc<Repeated>>,
+    pub(super) priced: Vec<NumberMap<u64, Rc<Cost>>>,
+    /// Those of the lookup at hand.
+    pub(super) shares: Vec<Share>,
     pub(super) lookups: usize,
     pub(super) ties: usize,
     /// By mode (eager, full graph, piecewise, eager without prompts) and lane.
@@ -131,13 +136,15 @@ impl<'a> Auditor<'a> {
             prediction,
             faults,
             sources,
-            slots: HashMap::new(),
-            slot_list: Vec::new(),
-            priced: vec![HashMap::new(); tasks.len()],
+            slots: NumberMap::default(),
+            lots: Vec::new(),
+            repeated: NumberMap::default(),
+            priced: vec![NumberMap::default(); tasks.len()],
             tasks,
             fields,
             forward: order,
             orders: [None, None, None, None],
+            shares: Vec::new(),
             lookups: 0,
             ties: 0,
             hosts: std::array::from_fn(|_| Vec::new()),
@@ -172,17 +179,36 @@ impl<'a> Auditor<'a> {
     }
 
     fn slot(&mut self, part: Part, known: Known) -> Slot {
-        let next = self.slot_list.len();
+        let next = self.lots.len();
         let slot = *self.slots.entry((part, known)).or_insert(next);
         if slot == next {
-            self.slot_list.push((part, known));
+            self.lots.push(Lot::Row(part, known));
         }
         slot
     }
 
+    /// Costs that always occur together, so many of each, as one.
+    pub(super) fn bundle(&mut self, costs: &[(Rc<Cost>, u32)]) -> Rc<Cost> {
+        let mut ms = 0.0;
+        let mut of = Vec::new();
+        for (cost, times) in costs {
+            let times = f64::from(*times);
+            ms += times * cost.ms;
+            of.extend(cost.of.iter().map(|(slot, one)| (*slot, times * one)));
+        }
+        self.lots.push(Lot::Bundle(of));
+        Rc::new(Cost {
+            ms,
+            of: vec![(self.lots.len() - 1, 1.0)],
+        })
+    }
+
     pub(super) fn cost(&mut self, part: Part, shares: &[Share]) -> Cost {
         self.lookups += 1;
-        let mut cost = Cost::default();
+        let mut cost = Cost {
+            ms: 0.0,
+            of: Vec::with_capacity(shares.len()),
+        };
         for share in shares {
             let times = share.weight * share.work;
             cost.ms += times * self.sources.ms[share.known];

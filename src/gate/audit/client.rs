@@ -32,8 +32,9 @@ pub(super) struct Runner {
     pub(super) request: u32,
     /// KV length at the next step that it is part of.
     pub(super) kv: u32,
-    /// Tokens that launched steps make.
+    /// Tokens that launched steps make, of so many.
     pub(super) made: u32,
+    pub(super) output: u32,
 }
 
 /// A dispatched step whose responses are still to come.
@@ -117,7 +118,9 @@ impl Auditor<'_> {
                 sum.add(weight, arrival, start);
             }
         }
-        on_way.retain(|request| !iteration.fetched.contains(request));
+        if !iteration.fetched.is_empty() {
+            on_way.retain(|request| !iteration.fetched.contains(request));
+        }
     }
 
     /// Waits for a step on every lane, sends its responses and lets the client go on.

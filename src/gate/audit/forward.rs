@@ -87,6 +87,17 @@ impl Task {
         }
     }
 
+    /// Whether its time depends on the lengths of what is in the KV cache.
+    pub(super) fn follows_kv(self) -> bool {
+        matches!(
+            self,
+            Self::Attend {
+                phase: Phase::Generation,
+                ..
+            } | Self::AttendLatent(Phase::Generation)
+        )
+    }
+
     /// Whether a step with prompts, or with generation, launches it.
     pub(super) fn runs(self, prompts: bool, generation: bool) -> bool {
         match self.needs() {

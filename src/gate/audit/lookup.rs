@@ -1,6 +1,7 @@
 //! Lookups: which rows answer a kernel, and how much of each.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::model::{BackendName, Deployment, ModelConfig};
@@ -16,10 +17,20 @@ struct Point {
     known: Known,
 }
 
+/// Points that agree in their coordinates up to and with this one.
+#[derive(Debug)]
+struct Line {
+    value: f64,
+    /// The first of these points.
+    first: Point,
+    /// Their lines on the next axis.
+    inner: Range<usize>,
+}
+
 /// The rows that answer one kernel, in the order of their coordinates.
 pub(super) struct Field {
-    points: Vec<Point>,
-    axes: usize,
+    /// Per axis, in the order of the points.
+    lines: Vec<Vec<Line>>,
     task: Task,
     /// Of the experts' rows: experts, those of one token, and the ranks that share them.
     experts: Option<(u32, u32, u32)>,
@@ -34,6 +45,37 @@ pub(super) struct Share {
 }
 
 impl Field {
+    /// `points` in the order of their coordinates on the first `axes` axes.
+    fn new(points: &[Point], axes: usize, task: Task, experts: Option<(u32, u32, u32)>) -> Self {
+        let mut lines: Vec<Vec<Line>> = (0..axes).map(|_| Vec::new()).collect();
+        for (index, point) in points.iter().enumerate() {
+            let before = index.checked_sub(1).map(|before| points[before].at);
+            let same = before.map_or(0, |before| {
+                let shared = before.iter().zip(&point.at).take(axes);
+                shared.take_while(|(a, b)| a == b).count()
+            });
+            for axis in same..axes {
+                let inner = lines.get(axis + 1).map_or(0, Vec::len);
+                lines[axis].push(Line {
+                    value: point.at[axis],
+                    first: *point,
+                    inner: inner..inner,
+                });
+            }
+            for axis in 1..axes {
+                let end = lines[axis].len();
+                if let Some(outer) = lines[axis - 1].last_mut() {
+                    outer.inner.end = end;
+                }
+            }
+        }
+        Self {
+            lines,
+            task,
+            experts,
+        }
+    }
+
     /// Work of this kernel along one axis, the others held still.
     fn work(&self, axis: usize, value: f64) -> f64 {
         let seen = |window: u32| {
@@ -66,54 +108,63 @@ impl Field {
     }
 
     /// The rows around `wanted`, axis by axis: the line itself, the two around it by distance,
-    /// the first one as it is, or the last one by its work.
-    pub(super) fn around(&self, wanted: [f64; 3]) -> Vec<Share> {
-        let mut slices: Vec<(&[Point], f64, f64)> = vec![(&self.points, 1.0, 1.0)];
-        for (axis, &want) in wanted.iter().enumerate().take(self.axes) {
-            let mut narrower = Vec::with_capacity(2 * slices.len());
-            for (slice, weight, work) in slices {
-                let line = |value: f64| {
-                    let from = slice.partition_point(|point| point.at[axis] < value);
-                    let to = slice.partition_point(|point| point.at[axis] <= value);
-                    &slice[from..to]
-                };
-                let next = slice.partition_point(|point| point.at[axis] < want);
-                let low = next.checked_sub(1).map(|below| slice[below].at[axis]);
-                let high = slice.get(next).map(|above| above.at[axis]);
-                match (low, high) {
-                    (_, Some(high)) if high == want => narrower.push((line(high), weight, work)),
-                    (Some(low), Some(high)) => {
-                        let up = (want - low) / (high - low);
-                        narrower.push((line(low), weight * (1.0 - up), work));
-                        narrower.push((line(high), weight * up, work));
-                    }
-                    (None, Some(high)) => narrower.push((line(high), weight, work)),
-                    (Some(low), None) => {
-                        let grown = self.work(axis, want) / self.work(axis, low);
-                        narrower.push((line(low), weight, work * grown));
-                    }
-                    (None, None) => {}
-                }
+    /// the first one as it is, or the last one by its work. Replaces what `shares` holds.
+    pub(super) fn around(&self, wanted: [f64; 3], shares: &mut Vec<Share>) {
+        shares.clear();
+        let Some(lines) = self.lines.first() else {
+            return;
+        };
+        self.narrow(0, 0..lines.len(), wanted, (1.0, 1.0), shares);
+    }
+
+    fn narrow(
+        &self,
+        axis: usize,
+        range: Range<usize>,
+        wanted: [f64; 3],
+        (weight, work): (f64, f64),
+        shares: &mut Vec<Share>,
+    ) {
+        let want = wanted[axis];
+        let lines = &self.lines[axis][range];
+        let mut take = |line: &Line, weight: f64, work: f64| {
+            if axis + 1 < self.lines.len() {
+                let inner = line.inner.clone();
+                self.narrow(axis + 1, inner, wanted, (weight, work), shares);
+            } else {
+                shares.push(self.share(line.first, wanted, weight, work));
             }
-            slices = narrower;
+        };
+        let next = lines.partition_point(|line| line.value < want);
+        let low = next.checked_sub(1).map(|below| &lines[below]);
+        match (low, lines.get(next)) {
+            (_, Some(high)) if high.value == want => take(high, weight, work),
+            (Some(low), Some(high)) => {
+                let up = (want - low.value) / (high.value - low.value);
+                take(low, weight * (1.0 - up), work);
+                take(high, weight * up, work);
+            }
+            (None, Some(high)) => take(high, weight, work),
+            (Some(low), None) => {
+                let grown = self.work(axis, want) / self.work(axis, low.value);
+                take(low, weight, work * grown);
+            }
+            (None, None) => {}
         }
-        slices
-            .into_iter()
-            .filter_map(|(slice, weight, work)| Some((slice.first()?, weight, work)))
-            .map(|(point, weight, mut work)| {
-                if let Some((experts, topk, ranks)) = self.experts {
-                    // Balanced rows give each token the least used experts, alike on every rank.
-                    let read = f64::from(experts).min(point.at[0] * f64::from(topk));
-                    let most = most_experts_read(experts, topk, ranks, wanted[0]);
-                    work *= most * f64::from(ranks) / read;
-                }
-                Share {
-                    known: point.known,
-                    weight,
-                    work,
-                }
-            })
-            .collect()
+    }
+
+    fn share(&self, point: Point, wanted: [f64; 3], weight: f64, mut work: f64) -> Share {
+        if let Some((experts, topk, ranks)) = self.experts {
+            // Balanced rows give each token the least used experts, alike on every rank.
+            let read = f64::from(experts).min(point.at[0] * f64::from(topk));
+            let most = most_experts_read(experts, topk, ranks, wanted[0]);
+            work *= most * f64::from(ranks) / read;
+        }
+        Share {
+            known: point.known,
+            weight,
+            work,
+        }
     }
 }
 
@@ -500,13 +551,9 @@ pub(super) fn field(
             });
         }
         let experts = config.experts.filter(|_| task == Task::Experts);
-        return Ok(Field {
-            points,
-            axes: asked.axes.len(),
-            task,
-            experts: experts
-                .map(|experts| (experts.count, experts.topk, deployment.parallel.moe_ep)),
-        });
+        let experts =
+            experts.map(|experts| (experts.count, experts.topk, deployment.parallel.moe_ep));
+        return Ok(Field::new(&points, asked.axes.len(), task, experts));
     }
     Err(wrong(
         "no row of the prediction's tables answers".to_owned(),
@@ -518,19 +565,15 @@ mod tests {
     use super::*;
 
     fn line(task: Task, rows: &[(f64, f64)]) -> Field {
-        Field {
-            points: rows
-                .iter()
-                .enumerate()
-                .map(|(known, (a, b))| Point {
-                    at: [*a, *b, 0.0],
-                    known,
-                })
-                .collect(),
-            axes: 2,
-            task,
-            experts: None,
-        }
+        let points: Vec<Point> = rows
+            .iter()
+            .enumerate()
+            .map(|(known, (a, b))| Point {
+                at: [*a, *b, 0.0],
+                known,
+            })
+            .collect();
+        Field::new(&points, 2, task, None)
     }
 
     #[test]
@@ -542,20 +585,25 @@ mod tests {
             },
             &[(64.0, 1.0), (64.0, 2.0), (256.0, 1.0)],
         );
+        let around = |wanted| {
+            let mut shares = Vec::new();
+            field.around(wanted, &mut shares);
+            shares
+        };
         let share = |known, weight, work| Share {
             known,
             weight,
             work,
         };
-        assert_eq!(field.around([64.0, 2.0, 0.0]), [share(1, 1.0, 1.0)]);
+        assert_eq!(around([64.0, 2.0, 0.0]), [share(1, 1.0, 1.0)]);
         // Below the first line: held.
-        assert_eq!(field.around([8.0, 1.0, 0.0]), [share(0, 1.0, 1.0)]);
+        assert_eq!(around([8.0, 1.0, 0.0]), [share(0, 1.0, 1.0)]);
         // Halfway: each line is searched for the batch by itself; 256 has batch 1 only.
         assert_eq!(
-            field.around([160.0, 2.0, 0.0]),
+            around([160.0, 2.0, 0.0]),
             [share(1, 0.5, 1.0), share(2, 0.5, 2.0)]
         );
         // Beyond the last line: by causal work, which the window bounds.
-        assert_eq!(field.around([512.0, 1.0, 0.0]), [share(2, 1.0, 2.0)]);
+        assert_eq!(around([512.0, 1.0, 0.0]), [share(2, 1.0, 2.0)]);
     }
 }

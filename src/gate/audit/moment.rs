@@ -2,10 +2,23 @@
 
 use std::rc::Rc;
 
-/// Position of a (part, row) in a path.
+use crate::compose::Part;
+
+use super::sources::Known;
+
+/// Position of a [`Lot`] in a path.
 pub(super) type Slot = usize;
 
-/// A priced occurrence: its time and how much of which rows it is.
+/// What a path counts.
+#[derive(Debug, Clone)]
+pub(super) enum Lot {
+    /// A row in a part.
+    Row(Part, Known),
+    /// So much of several lots, all known before.
+    Bundle(Vec<(Slot, f64)>),
+}
+
+/// A priced occurrence: its time and how much of which lots it is.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cost {
     pub(super) ms: f64,
@@ -29,7 +42,7 @@ impl Path {
     }
 }
 
-/// A point in time and the whole path to it: how much of each (part, row) lies before it.
+/// A point in time and the whole path to it: how much of each lot lies before it.
 #[derive(Debug, Clone)]
 pub(super) struct Moment {
     pub(super) ms: f64,

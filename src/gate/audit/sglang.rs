@@ -27,6 +27,8 @@ struct Passes {
     /// Requests whose prompt ended in the last batch.
     joining: Vec<Runner>,
     running: Vec<Runner>,
+    /// Some of these may have ended since.
+    stale: bool,
     /// What the last pass launched: `Some(true)` for a prefill.
     last: Option<bool>,
     counted: u32,
@@ -61,9 +63,11 @@ impl Auditor<'_> {
             };
             if !prefill {
                 // The next decode drops what has ended.
-                let requests = &self.requests;
-                let goes_on = |one: &Runner| requests[one.request as usize].last.is_none();
-                passes.running.retain(goes_on);
+                if std::mem::take(&mut passes.stale) {
+                    let requests = &self.requests;
+                    let goes_on = |one: &Runner| requests[one.request as usize].last.is_none();
+                    passes.running.retain(goes_on);
+                }
                 self.retract(index, &iteration.paused, &mut passes, &start);
             }
             let mut now = None;
@@ -112,6 +116,7 @@ impl Auditor<'_> {
             };
             if let Some(done) = done {
                 self.respond(&done, &mut host, &mut on_way);
+                passes.stale |= !done.last.is_empty();
                 let requests = &self.requests;
                 let goes_on = |one: &Runner| requests[one.request as usize].last.is_none();
                 passes.joining.retain(goes_on);
@@ -262,10 +267,16 @@ impl Auditor<'_> {
                 progress.iteration = index as u32;
                 first.push(request);
             }
-            if made == log.requests[request as usize].output {
+            let output = log.requests[request as usize].output;
+            if made == output {
                 last.push(request);
             }
-            passes.joining.push(Runner { request, kv, made });
+            passes.joining.push(Runner {
+                request,
+                kv,
+                made,
+                output,
+            });
         }
         for what in wrong {
             self.fault(Check::Decisions, format!("iteration {index} {what}"));
@@ -308,7 +319,7 @@ impl Auditor<'_> {
         for runner in &mut passes.running {
             runner.made += 1;
             runner.kv += 1;
-            if runner.made == self.prediction.log.requests[runner.request as usize].output {
+            if runner.made == runner.output {
                 last.push(runner.request);
             }
         }

@@ -73,7 +73,7 @@ struct Lane {
 }
 
 /// The forward as steps of one kind launch it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Order {
     /// Tasks in order, with the kernels submitted up to and with each.
     tasks: Vec<(usize, u32)>,
@@ -90,13 +90,7 @@ pub(super) struct Order {
 impl Order {
     /// `joins`: whether a task joins the lanes there are.
     fn new(tasks: impl IntoIterator<Item = (usize, u32)>, joins: impl Fn(usize) -> bool) -> Self {
-        let mut order = Self {
-            tasks: Vec::new(),
-            kernels: 0,
-            head: Vec::new(),
-            stretches: Vec::new(),
-            tail: Vec::new(),
-        };
+        let mut order = Self::default();
         let mut stretch = Vec::new();
         for (task, kernels) in tasks {
             order.kernels += kernels;
@@ -122,6 +116,25 @@ impl Order {
             }
         }
         order
+    }
+}
+
+/// Graph replays of one padded batch. What does not follow the KV lengths is the same in all of
+/// them and on all lanes: it is priced once, and between two collectives added up.
+#[derive(Debug)]
+pub(super) struct Repeated {
+    /// Tasks that follow the KV lengths.
+    follow: Vec<usize>,
+    /// All else.
+    fixed: Vec<Rc<Cost>>,
+    /// The stretches, over positions in `follow` and, behind them, `fixed`.
+    order: Order,
+}
+
+impl Repeated {
+    fn fix(&mut self, cost: Rc<Cost>) -> usize {
+        self.fixed.push(cost);
+        self.follow.len() + self.fixed.len() - 1
     }
 }
 
@@ -242,27 +255,46 @@ impl Walk<'_> {
     }
 }
 
+/// Whether all rank groups generate for the same padded batch, and do nothing else.
+fn repeats(loads: &[Load]) -> bool {
+    let padded = loads[0].padded;
+    let alike =
+        |load: &Load| load.prompts.is_empty() && load.padded == padded && load.at_least == 0;
+    padded > 0 && loads.iter().all(alike)
+}
+
 impl Auditor<'_> {
-    /// Prices a kernel at `wanted`, each row times a ratio of `work`.
-    fn look_up(&mut self, task: usize, wanted: [f64; 3], of_total: f64, work: f64) -> Cost {
+    /// Prices a kernel at `wanted`, as a share of the whole.
+    fn look_up(&mut self, task: usize, wanted: [f64; 3], of_total: f64) -> Cost {
+        let mut shares = std::mem::take(&mut self.shares);
+        match &self.fields[task] {
+            Some(field) => field.around(wanted, &mut shares),
+            // At the published bandwidth: the row is the time of one byte.
+            None => {
+                shares.clear();
+                shares.extend(self.sources.roofline.map(|known| Share {
+                    known,
+                    weight: 1.0,
+                    work: wanted[0],
+                }));
+            }
+        }
+        let cost = self.share_out(task, wanted, &mut shares, of_total);
+        self.shares = shares;
+        cost
+    }
+
+    fn share_out(
+        &mut self,
+        task: usize,
+        wanted: [f64; 3],
+        shares: &mut [Share],
+        of_total: f64,
+    ) -> Cost {
         let part = if self.tasks[task].joins_ranks() {
             Part::Transfer
         } else {
             Part::Kernel
-        };
-        let shares = match &self.fields[task] {
-            Some(field) => field.around(wanted),
-            // At the published bandwidth: the row is the time of one byte.
-            None => self
-                .sources
-                .roofline
-                .map(|known| Share {
-                    known,
-                    weight: 1.0,
-                    work: wanted[0],
-                })
-                .into_iter()
-                .collect(),
         };
         if let Err(what) = check_weights(shares.iter().map(|share| share.weight)) {
             let what = format!("{:?} at {wanted:?}: {what}", self.tasks[task]);
@@ -277,15 +309,10 @@ impl Auditor<'_> {
             self.fault(Check::Lookup, what);
             return Cost::default();
         }
-        let shares: Vec<Share> = shares
-            .into_iter()
-            .map(|share| Share {
-                weight: share.weight * of_total,
-                work: share.work * work,
-                ..share
-            })
-            .collect();
-        self.cost(part, &shares)
+        for share in &mut *shares {
+            share.weight *= of_total;
+        }
+        self.cost(part, shares)
     }
 
     fn counted(&mut self, task: usize, count: f64) -> Rc<Cost> {
@@ -296,7 +323,7 @@ impl Auditor<'_> {
             Task::Multiply { n, k, .. } => [f64::from(n), f64::from(k), count],
             _ => [count, 0.0, 0.0],
         };
-        let cost = Rc::new(self.look_up(task, wanted, 1.0, 1.0));
+        let cost = Rc::new(self.look_up(task, wanted, 1.0));
         self.priced[task].insert(count.to_bits(), Rc::clone(&cost));
         cost
     }
@@ -321,7 +348,7 @@ impl Auditor<'_> {
                 let mut mean = Cost::default();
                 for &(before, tokens) in &load.prompts {
                     let length = alone(kind, before, tokens);
-                    let one = self.look_up(task, [length, batch, 0.0], 1.0 / batch, 1.0);
+                    let one = self.look_up(task, [length, batch, 0.0], 1.0 / batch);
                     mean.ms += one.ms;
                     mean.of.extend(one.of);
                 }
@@ -330,7 +357,7 @@ impl Auditor<'_> {
             Task::Attend { .. } | Task::AttendLatent(_) => {
                 let batch = f64::from(load.padded);
                 let mean_kv = load.kv_sum as f64 / batch;
-                return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0, 1.0));
+                return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0));
             }
             // Their state has one size: only the batch counts.
             Task::Convolve(_) | Task::DeltaRule(_) | Task::FoldLatent { .. } => {
@@ -365,26 +392,43 @@ impl Auditor<'_> {
         streams: &[Moment],
     ) -> Vec<Moment> {
         let lanes = streams.len();
-        let kinds = self.tasks.len();
-        let prompts = loads.iter().any(|load| load.has(Phase::Prompts));
-        let generation = loads.iter().any(|load| load.has(Phase::Generation));
-        let mut costs: Vec<Rc<Cost>> = Vec::with_capacity(loads.len() * kinds);
-        let nothing = Rc::new(Cost::default());
-        for load in loads {
-            for task in 0..kinds {
-                costs.push(if self.tasks[task].runs(prompts, generation) {
-                    self.price(task, load, loads)
-                } else {
-                    Rc::clone(&nothing)
-                });
+        // Without dispatch times everything is submitted at once.
+        let at_once = self.hosts[mode]
+            .iter()
+            .all(|host| host.dispatch.of.is_empty());
+        let mut costs: Vec<Rc<Cost>> = Vec::new();
+        let whole;
+        let repeated;
+        let order = if at_once && repeats(loads) {
+            repeated = self.repeated(loads);
+            for load in loads {
+                for task in &repeated.follow {
+                    costs.push(self.price(*task, load, loads));
+                }
+                costs.extend(repeated.fixed.iter().cloned());
             }
-        }
-        let order = self.order(prompts, generation);
+            &repeated.order
+        } else {
+            let prompts = loads.iter().any(|load| load.has(Phase::Prompts));
+            let generation = loads.iter().any(|load| load.has(Phase::Generation));
+            let nothing = Rc::new(Cost::default());
+            for load in loads {
+                for task in 0..self.tasks.len() {
+                    costs.push(if self.tasks[task].runs(prompts, generation) {
+                        self.price(task, load, loads)
+                    } else {
+                        Rc::clone(&nothing)
+                    });
+                }
+            }
+            whole = self.order(prompts, generation);
+            &*whole
+        };
         let hosts = &self.hosts[mode];
         let zero = starts[0].ms;
         let mut walk = Walk {
             costs: &costs,
-            kinds,
+            kinds: costs.len() / loads.len(),
             apart: loads.len() > 1,
             streams,
             lanes: (0..lanes)
@@ -402,8 +446,8 @@ impl Auditor<'_> {
         let begun: Vec<f64> = (0..lanes)
             .map(|lane| (starts[lane].ms - zero) + hosts[lane].before.ms)
             .collect();
-        if hosts.iter().all(|host| host.dispatch.of.is_empty()) {
-            // Everything is submitted at once: behind its first kernel no lane waits for its host.
+        if at_once {
+            // Behind its first kernel no lane waits for its host.
             for (lane, ready) in begun.iter().enumerate() {
                 walk.submitted(lane, *ready, 1.0);
             }
@@ -478,6 +522,73 @@ impl Auditor<'_> {
                 from.reach(zero + state.ms, of)
             })
             .collect()
+    }
+
+    /// What replays of this padded batch have in common.
+    fn repeated(&mut self, loads: &[Load]) -> Rc<Repeated> {
+        if let Some(known) = self.repeated.get(&loads[0].padded) {
+            return Rc::clone(known);
+        }
+        let order = self.order(false, true);
+        let runs = |task: &usize| self.tasks[*task].runs(false, true);
+        let follows = |task: &usize| self.tasks[*task].follows_kv();
+        let mut made = Repeated {
+            follow: (0..self.tasks.len())
+                .filter(|task| runs(task) && follows(task))
+                .collect(),
+            fixed: Vec::new(),
+            order: Order::default(),
+        };
+        let head = order.head.as_slice();
+        made.order.head = self.repeated_stretch(head, loads, &mut made);
+        for (tasks, times) in &order.stretches {
+            let stretch = self.repeated_stretch(tasks, loads, &mut made);
+            made.order.stretches.push((stretch, *times));
+        }
+        made.order.tail = self.regroup(&order.tail, loads, &mut made);
+        let made = Rc::new(made);
+        self.repeated.insert(loads[0].padded, Rc::clone(&made));
+        made
+    }
+
+    /// A stretch up to and with its collective.
+    fn repeated_stretch(
+        &mut self,
+        tasks: &[usize],
+        loads: &[Load],
+        made: &mut Repeated,
+    ) -> Vec<usize> {
+        let Some((collective, before)) = tasks.split_last() else {
+            return Vec::new();
+        };
+        let before: Vec<(usize, u32)> = before.iter().map(|task| (*task, 1)).collect();
+        let grouped = self.regroup(&before, loads, made).into_iter();
+        let mut stretch: Vec<usize> = grouped
+            .flat_map(|(at, times)| (0..times).map(move |_| at))
+            .collect();
+        stretch.push(made.fix(self.price(*collective, &loads[0], loads)));
+        stretch
+    }
+
+    /// Tasks with no collective between: one bundle, and those that follow the KV lengths.
+    fn regroup(
+        &mut self,
+        tasks: &[(usize, u32)],
+        loads: &[Load],
+        made: &mut Repeated,
+    ) -> Vec<(usize, u32)> {
+        let mut grouped = Vec::new();
+        let mut fixed = Vec::new();
+        for (task, times) in tasks {
+            match made.follow.iter().position(|follow| follow == task) {
+                Some(at) => grouped.push((at, *times)),
+                None => fixed.push((self.price(*task, &loads[0], loads), *times)),
+            }
+        }
+        if !fixed.is_empty() {
+            grouped.push((made.fix(self.bundle(&fixed)), 1));
+        }
+        grouped
     }
 
     /// The forward of steps with prompts or generation or both.

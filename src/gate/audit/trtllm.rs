@@ -288,19 +288,20 @@ impl Auditor<'_> {
         running: &mut [Vec<Runner>],
         start: &Moment,
     ) -> (Vec<u32>, Vec<u32>) {
-        let log = &self.prediction.log;
         let mut first = Vec::new();
         let mut last = Vec::new();
         for (rank, (record, group)) in ranks.iter().zip(running).enumerate() {
-            group.retain_mut(|runner| {
+            let ended = last.len();
+            for runner in group.iter_mut() {
                 runner.made += 1;
                 runner.kv += 1;
-                let ends = runner.made == log.requests[runner.request as usize].output;
-                if ends {
+                if runner.made == runner.output {
                     last.push(runner.request);
                 }
-                !ends
-            });
+            }
+            if last.len() > ended {
+                group.retain(|runner| runner.made < runner.output);
+            }
             for &request in &record.context {
                 let context = self.context(request);
                 let progress = &mut self.requests[request as usize];
@@ -311,13 +312,15 @@ impl Auditor<'_> {
                     first.push(request);
                 }
                 let made = progress.again + 1;
-                if made == log.requests[request as usize].output {
+                let output = self.prediction.log.requests[request as usize].output;
+                if made == output {
                     last.push(request);
                 } else {
                     group.push(Runner {
                         request,
                         kv: context + 1,
                         made,
+                        output,
                     });
                 }
             }

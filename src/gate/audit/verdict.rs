@@ -8,7 +8,7 @@ use crate::timing::RowId;
 
 use super::auditor::Auditor;
 use super::fault::{AuditReport, Check, SUM_REL, TIE_REL, close};
-use super::moment::Sum;
+use super::moment::{Lot, Sum};
 use super::sources::Known;
 
 impl Auditor<'_> {
@@ -90,10 +90,24 @@ impl Auditor<'_> {
         }
     }
 
+    /// A sum by rows, its bundles taken apart.
     fn form(&self, sum: &Sum) -> BTreeMap<(Part, Known), f64> {
+        let mut sums = sum.0.clone();
+        sums.resize(self.lots.len(), 0.0);
         let mut form = BTreeMap::new();
-        for (slot, times) in self.slot_list.iter().zip(&sum.0) {
-            *form.entry(*slot).or_insert(0.0) += times;
+        // What a bundle holds was known before it.
+        for (slot, lot) in self.lots.iter().enumerate().rev() {
+            let times = sums[slot];
+            match lot {
+                Lot::Row(part, known) => {
+                    *form.entry((*part, *known)).or_insert(0.0) += times;
+                }
+                Lot::Bundle(of) => {
+                    for (inner, one) in of {
+                        sums[*inner] += times * one;
+                    }
+                }
+            }
         }
         form
     }
