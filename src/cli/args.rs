@@ -1,6 +1,7 @@
 //! Arguments.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -8,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::case::{Date, ImportRequest};
 use crate::model::{BackendName, GemmDtype, MoeDtype};
+use crate::replay::StepKind;
 use crate::timing::Policy;
 
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
@@ -41,6 +43,8 @@ pub enum Command {
         /// One JSON object per case, one per line
         #[arg(long, conflicts_with_all = ["explain", "receipt"])]
         json: bool,
+        #[command(flatten)]
+        timeline: TimelineArguments,
     },
     /// What predictions rest on: host classes, missing and derived boundaries, transferred rows
     Coverage {
@@ -129,6 +133,77 @@ impl PolicyName {
             Self::Strict => Policy::Strict,
             Self::Estimate => Policy::Estimate,
         }
+    }
+}
+
+/// A picture of a prediction in time.
+#[derive(Debug, Args)]
+pub struct TimelineArguments {
+    /// Write the estimate of one serving case as Chrome-trace JSON for ui.perfetto.dev, or, where
+    /// FILE ends in .svg, as a picture; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
+    /// Iteration to show op by op: its number, or slowest, slowest-prefill, slowest-mixed or
+    /// slowest-decode [default: slowest-mixed, else slowest]
+    #[arg(long, value_name = "STEP", requires = "timeline")]
+    pub step: Option<StepPick>,
+    /// Iterations to show op by op, A and B among them
+    #[arg(
+        long,
+        value_name = "A..B",
+        requires = "timeline",
+        conflicts_with = "step"
+    )]
+    pub steps: Option<StepRange>,
+    /// Show the iterations of a request's first token op by op
+    #[arg(long, value_name = "R", requires = "timeline", conflicts_with_all = ["step", "steps"])]
+    pub request: Option<u32>,
+}
+
+/// An iteration by number or by what it is.
+#[derive(Debug, Clone, Copy)]
+pub enum StepPick {
+    Number(usize),
+    /// The longest, of a kind where one is named.
+    Slowest(Option<StepKind>),
+}
+
+impl FromStr for StepPick {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "slowest" => Self::Slowest(None),
+            "slowest-prefill" => Self::Slowest(Some(StepKind::Prefill)),
+            "slowest-mixed" => Self::Slowest(Some(StepKind::Mixed)),
+            "slowest-decode" => Self::Slowest(Some(StepKind::Decode)),
+            number => Self::Number(number.parse().map_err(
+                |_| "expected a number, slowest, slowest-prefill, slowest-mixed or slowest-decode",
+            )?),
+        })
+    }
+}
+
+/// Iterations from `first` to `last`.
+#[derive(Debug, Clone, Copy)]
+pub struct StepRange {
+    pub first: usize,
+    pub last: usize,
+}
+
+impl FromStr for StepRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = |(first, last): (&str, &str)| {
+            let range = Self {
+                first: first.parse().ok()?,
+                last: last.parse().ok()?,
+            };
+            (range.first <= range.last).then_some(range)
+        };
+        (text.split_once("..").and_then(parse))
+            .ok_or_else(|| "expected two numbers in order, such as 10..12".to_owned())
     }
 }
 

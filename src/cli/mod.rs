@@ -3,6 +3,7 @@
 mod ablation;
 mod accuracy;
 mod args;
+mod beside;
 mod case;
 mod coverage;
 mod drift;
@@ -16,6 +17,7 @@ mod select;
 mod sensitivity;
 mod tables;
 mod text;
+mod timeline;
 mod today;
 
 pub use run::run;

@@ -13,7 +13,7 @@ use crate::timing::InputError;
 use super::args::{Arguments, CaseCommand, Command, TablesCommand};
 use super::{
     ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables,
+    tables, timeline,
 };
 
 /// Why a subcommand ended early.
@@ -103,13 +103,19 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
             explain,
             receipt,
             json,
+            timeline: asked,
         } => {
             let style = predict::Style {
                 explain,
                 receipt,
                 json,
             };
-            predict::run(&open()?, &cases, style, out)?;
+            let points = open()?;
+            let to_stdout = (asked.timeline.as_deref()).is_some_and(|file| file == Path::new("-"));
+            if !to_stdout {
+                predict::run(&points, &cases, style, out)?;
+            }
+            timeline::run(&points, &cases, &asked, out)?;
         }
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,

@@ -6,5 +6,5 @@ mod lanes;
 mod path;
 
 pub use composer::{Composer, Gap, Method, RequestTimes};
-pub use lanes::{LaneStart, PathStart, StepPath, StepTimes};
+pub use lanes::{LaneStart, OpRun, PathStart, StepPath, StepTimes};
 pub use path::{Node, NodeId, Part, PathTerm, Paths, Receipt, ReceiptLine, Stamp, Stretch};
