@@ -1,10 +1,12 @@
 //! Steps on the lanes: dependencies, waits, critical path, parts, receipt.
 
 mod composer;
+mod explicit;
 mod fast;
 mod lanes;
 mod path;
 
 pub use composer::{Composer, Gap, Method, RequestTimes};
+pub use explicit::{After, Deadlock, Ran, Schedule, WorkId};
 pub use lanes::{LaneStart, OpRun, PathStart, StepPath, StepTimes};
 pub use path::{Node, NodeId, Part, PathTerm, Paths, Receipt, ReceiptLine, Stamp, Stretch};
