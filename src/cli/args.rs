@@ -113,6 +113,11 @@ pub enum Command {
         #[command(subcommand)]
         command: TablesCommand,
     },
+    /// Work with profiles: Nsight Systems SQLite exports, PyTorch profiler traces (.json, .json.gz)
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
     /// Print a shell's completion script
     Completions { shell: Shell },
 }
@@ -234,6 +239,25 @@ pub enum TablesCommand {
         /// Package version for the provenance, where the source is a folder
         #[arg(long)]
         package_version: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// What devices and hosts did: busy and idle time by cause, launches, graphs, synchronisations,
+    /// iterations, collectives. A file that is cut off is summarised as far as it goes, and the
+    /// exit code is 5
+    Summary {
+        /// One file per rank of one run
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Names of the marks that stand for iterations; `*` stands for anything [default: profiler
+        /// steps, else numbered annotations that speak of a step or iteration]
+        #[arg(long, value_name = "PATTERN")]
+        iteration: Option<String>,
+        /// One JSON object, times in integer nanoseconds
+        #[arg(long)]
+        json: bool,
     },
 }
 

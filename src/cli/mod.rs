@@ -10,12 +10,15 @@ mod gate;
 mod gate_junit;
 mod gate_report;
 mod ledger;
+mod pattern;
 mod predict;
+mod progress;
 mod run;
 mod select;
 mod sensitivity;
 mod tables;
 mod text;
 mod today;
+mod trace;
 
 pub use run::run;

@@ -10,10 +10,10 @@ use crate::case;
 use crate::gate::{NoVerdict, Points};
 use crate::timing::InputError;
 
-use super::args::{Arguments, CaseCommand, Command, TablesCommand};
+use super::args::{Arguments, CaseCommand, Command, TablesCommand, TraceCommand};
 use super::{
     ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables,
+    tables, trace,
 };
 
 /// Why a subcommand ended early.
@@ -172,6 +172,14 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                     package_version,
                 },
         } => tables::import(source, models, systems, folder, package_version, out)?,
+        Command::Trace {
+            command:
+                TraceCommand::Summary {
+                    files,
+                    iteration,
+                    json,
+                },
+        } => trace::summary(&files, iteration.as_deref(), json, out)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut script);

@@ -1,15 +1,35 @@
-//! Profiles of real runs: readers of Nsight Systems and PyTorch (Kineto) traces.
+//! Profiles of real runs: Nsight Systems exports and PyTorch (Kineto) traces in, the accounting of
+//! what their devices and hosts did out.
 
+mod blocking;
 mod calls;
+mod collective;
 mod decimal;
 mod event;
 mod gather;
+mod idle;
+mod interval;
+mod iteration;
 mod json_stream;
 mod kineto;
+mod launch;
 mod nsys;
 mod read;
+mod spread;
+mod summary;
 
+pub use blocking::Blocking;
+pub use collective::{
+    Alignment, CollectiveKernels, MatchedKind, Member, RankInCollectives, align, collective_kind,
+};
 pub use event::{
     Call, GpuEvent, GraphTrace, HostEvent, Mark, MarkKind, NameId, Names, Profile, Span, Work,
 };
+pub use idle::Idle;
+pub use iteration::{Iteration, IterationOnDevice};
 pub use read::{Reading, read, read_partial};
+pub use spread::Spread;
+pub use summary::{
+    Calls, Delay, DeviceSummary, Graphs, ProfileSummary, Summary, WorkSummary, members,
+    refuse_twins, summarise,
+};
