@@ -10,6 +10,7 @@ mod gate;
 mod gate_junit;
 mod gate_report;
 mod ledger;
+mod output;
 mod pattern;
 mod predict;
 mod progress;

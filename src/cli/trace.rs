@@ -1,14 +1,16 @@
-//! `stepgate trace summary`.
+//! `stepgate trace summary` and `stepgate trace import`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::timing::InputError;
+use crate::perfdb::HostRows;
+use crate::timing::{InputError, Scope};
 use crate::trace::{
     Alignment, DeviceSummary, Idle, Iteration, Profile, ProfileSummary, Spread, Summary,
-    read_partial, summarise,
+    import as import_rows, read_partial, summarise,
 };
 
+use super::output::write_file;
 use super::pattern::matches;
 use super::progress::Progress;
 use super::run::Stop;
@@ -49,6 +51,87 @@ pub fn summary(
     match faults.into_iter().next() {
         Some(fault) => Err(fault.into()),
         None => Ok(()),
+    }
+}
+
+/// What `trace import` is told of a run, and where its rows go.
+pub struct Import<'a> {
+    pub files: &'a [PathBuf],
+    pub scope: Scope,
+    pub iteration: Option<&'a str>,
+    pub out: &'a Path,
+    pub force: bool,
+}
+
+/// Writes the timing rows of profiles as a host file. A file that is cut off or damaged is refused,
+/// and so is a result that the project's own loader would refuse.
+pub fn import(asked: Import<'_>, out: &mut dyn Write) -> Result<(), Stop> {
+    let stem = asked.out.file_stem().and_then(|stem| stem.to_str());
+    let (Some(stem), Some("yaml")) = (stem, asked.out.extension().and_then(|end| end.to_str()))
+    else {
+        return Err(Stop::Usage(
+            "the name given to --out ends in .yaml".to_owned(),
+        ));
+    };
+    let mut profiles = Vec::new();
+    for file in asked.files {
+        match read_shown(file)? {
+            (_, Some(fault)) => return Err(fault.into()),
+            (read, None) => profiles.extend(read),
+        }
+    }
+    let rows = with_picked(asked.iteration, |picked| {
+        import_rows(&profiles, asked.scope, stem, picked)
+    })?;
+    let yaml = serde_yaml::to_string(&rows).map_err(|error| {
+        InputError::new(asked.out, format!("cannot write the rows: {error}"), "")
+    })?;
+    let text = format!(
+        "# Written by `stepgate trace import`. A profiler slows down what it watches: these rows are\n\
+         # diagnostic, and no prediction is composed of them.\n{yaml}"
+    );
+    loads(&text, asked.out)?;
+    write_file(asked.out, &text, "the rows", asked.force)?;
+    let diagnostic = rows.diagnostic.as_ref();
+    let written = diagnostic.map_or(0, |diagnostic| diagnostic.rows.len());
+    writeln!(out, "{}: {written} diagnostic rows", asked.out.display())?;
+    for profile in &profiles {
+        for warning in &profile.warnings {
+            eprintln!("{}: warning: {warning}", profile.file);
+        }
+    }
+    Ok(())
+}
+
+/// What the project's loader refuses is not written.
+fn loads(text: &str, file: &Path) -> Result<(), InputError> {
+    let unwritable = |error: io::Error| {
+        InputError::new(
+            file,
+            format!("cannot check the rows: {error}"),
+            "check the folder for temporary files",
+        )
+    };
+    let folder = tempfile::tempdir().map_err(unwritable)?;
+    std::fs::write(folder.path().join("rows.yaml"), text).map_err(unwritable)?;
+    HostRows::load(folder.path())
+        .map(drop)
+        .map_err(|mut error| {
+            error.place.file = file.to_path_buf();
+            (error.place.line, error.place.column) = (None, None);
+            error.what = format!("no valid host file comes of this: {}", error.what);
+            error
+        })
+}
+
+/// Calls `each` with the test that a name pattern stands for.
+fn with_picked<T>(
+    pattern: Option<&str>,
+    each: impl FnOnce(Option<&dyn Fn(&str) -> bool>) -> T,
+) -> T {
+    match pattern {
+        Some(pattern) => each(Some(&|name| matches(pattern, name))),
+        None => each(None),
     }
 }
 

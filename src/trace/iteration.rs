@@ -40,13 +40,32 @@ pub struct IterationOnDevice {
     pub graph_busy_ns: i64,
 }
 
-/// Marks that stand for iterations: those that `picked` takes, else PyTorch's profiler steps, else
-/// the numbered annotations with `step` or `iter` in their names that are most frequent. In order;
-/// of marks that overlap the first counts.
-pub(super) fn windows(
-    profile: &Profile,
-    picked: Option<&dyn Fn(&str) -> bool>,
-) -> Vec<(Span, String)> {
+/// The marks that stand for iterations: in order, none overlapping another.
+pub(super) struct Windows(Vec<(Span, String)>);
+
+impl Windows {
+    /// The window that a time lies in.
+    pub fn at(&self, at_ns: i64) -> Option<usize> {
+        let next = self.0.partition_point(|(span, _)| span.start_ns <= at_ns);
+        let last = next.checked_sub(1)?;
+        (at_ns < self.0[last].0.end_ns).then_some(last)
+    }
+
+    /// The window that `event` belongs to.
+    pub fn of_work(&self, event: &GpuEvent, launches: &Launches<'_>) -> Option<usize> {
+        let launched = launches.launch(event).map_or(event.span, |call| call.span);
+        self.at(launched.start_ns)
+    }
+
+    /// Marks that `picked` takes, else PyTorch's profiler steps, else the numbered annotations with
+    /// `step` or `iter` in their names that are most frequent. Of marks that overlap the first
+    /// counts.
+    pub fn of(profile: &Profile, picked: Option<&dyn Fn(&str) -> bool>) -> Self {
+        Self(windows(profile, picked))
+    }
+}
+
+fn windows(profile: &Profile, picked: Option<&dyn Fn(&str) -> bool>) -> Vec<(Span, String)> {
     let named = |wanted: &dyn Fn(&str) -> bool| {
         let mut windows: Vec<(Span, String)> = Vec::new();
         for mark in &profile.marks {
@@ -90,31 +109,26 @@ pub(super) fn windows(
 /// What each window launched and ran.
 pub(super) fn iterations(
     profile: &Profile,
-    windows: &[(Span, String)],
+    windows: &Windows,
     launches: &Launches<'_>,
     blocked: &Blocked,
 ) -> Vec<Iteration> {
-    let window_of = |at_ns: i64| {
-        let next = windows.partition_point(|(span, _)| span.start_ns <= at_ns);
-        let last = next.checked_sub(1)?;
-        (at_ns < windows[last].0.end_ns).then_some(last)
-    };
-    let mut calls: Vec<Calls> = vec![Calls::default(); windows.len()];
+    let mut calls: Vec<Calls> = vec![Calls::default(); windows.0.len()];
     for event in &profile.host {
-        if let Some(window) = window_of(event.span.start_ns)
+        if let Some(window) = windows.at(event.span.start_ns)
             && event.call.submits()
         {
             calls[window].add(event.call, event.thread, event.span);
         }
     }
-    let mut work: Vec<BTreeMap<u32, Vec<&GpuEvent>>> = vec![BTreeMap::new(); windows.len()];
+    let mut work: Vec<BTreeMap<u32, Vec<&GpuEvent>>> = vec![BTreeMap::new(); windows.0.len()];
     for event in &profile.gpu {
-        let launched = launches.launch(event).map_or(event.span, |call| call.span);
-        if let Some(window) = window_of(launched.start_ns) {
+        if let Some(window) = windows.of_work(event, launches) {
             work[window].entry(event.device).or_default().push(event);
         }
     }
     windows
+        .0
         .iter()
         .zip(calls)
         .zip(work)

@@ -8,6 +8,7 @@ mod decimal;
 mod event;
 mod gather;
 mod idle;
+mod import;
 mod interval;
 mod iteration;
 mod json_stream;
@@ -26,6 +27,7 @@ pub use event::{
     Call, GpuEvent, GraphTrace, HostEvent, Mark, MarkKind, NameId, Names, Profile, Span, Work,
 };
 pub use idle::Idle;
+pub use import::import;
 pub use iteration::{Iteration, IterationOnDevice};
 pub use read::{Reading, read, read_partial};
 pub use spread::Spread;

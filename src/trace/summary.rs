@@ -13,7 +13,7 @@ use super::collective::{Alignment, CollectiveKernels, Member, align, kernels};
 use super::event::{Call, GpuEvent, GraphTrace, Profile, Work};
 use super::idle::{Blocked, Idle, split};
 use super::interval::{sum_ns, total_ns, union};
-use super::iteration::{Iteration, iterations, windows};
+use super::iteration::{Iteration, Windows, iterations};
 use super::launch::Launches;
 use super::spread::Spread;
 
@@ -219,7 +219,7 @@ fn of_profile(profile: &Profile, picked: Option<&dyn Fn(&str) -> bool>) -> Profi
         .filter(|event| event.in_graph && counted.once(event))
         .map(|event| event.span.ns())
         .collect();
-    let windows = windows(profile, picked);
+    let windows = Windows::of(profile, picked);
     ProfileSummary {
         file: profile.file.clone(),
         sha256: profile.sha256.clone(),
@@ -278,12 +278,12 @@ fn of_device(
 }
 
 /// Which work counts where a replay may stand in the profile whole and node by node.
-struct Counted {
+pub(super) struct Counted {
     with_nodes: HashSet<(u32, u64)>,
 }
 
 impl Counted {
-    fn of(profile: &Profile) -> Self {
+    pub fn of(profile: &Profile) -> Self {
         Self {
             with_nodes: profile
                 .gpu
@@ -295,7 +295,7 @@ impl Counted {
     }
 
     /// False for a replay whose nodes are counted.
-    fn once(&self, event: &GpuEvent) -> bool {
+    pub fn once(&self, event: &GpuEvent) -> bool {
         event.work != Work::GraphReplay
             || event
                 .correlation
