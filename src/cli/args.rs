@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::de::DeserializeOwned;
@@ -10,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::case::{Date, ImportRequest};
 use crate::model::{BackendName, GemmDtype, MoeDtype};
 use crate::replay::StepKind;
-use crate::timing::Policy;
+use crate::timing::{Policy, Scope, Topology};
 
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
@@ -116,6 +117,11 @@ pub enum Command {
     Tables {
         #[command(subcommand)]
         command: TablesCommand,
+    },
+    /// Work with profiles: Nsight Systems SQLite exports, PyTorch profiler traces (.json, .json.gz)
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
     },
     /// Print a shell's completion script
     Completions { shell: Shell },
@@ -313,6 +319,99 @@ pub enum TablesCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// What devices and hosts did: busy and idle time by cause, launches, graphs, synchronisations,
+    /// iterations, collectives. A file that is cut off is summarised as far as it goes, and the
+    /// exit code is 5
+    Summary {
+        /// One file per rank of one run
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Names of the marks that stand for iterations; `*` stands for anything [default: profiler
+        /// steps, else numbered annotations that speak of a step or iteration]
+        #[arg(long, value_name = "PATTERN")]
+        iteration: Option<String>,
+        /// One JSON object, times in integer nanoseconds
+        #[arg(long)]
+        json: bool,
+    },
+    /// Turn the profiles of a run into timing rows of a host file: diagnostic ones, of which no
+    /// prediction is composed
+    Import(TraceImport),
+}
+
+/// A size of a topology on one node, as the loader of host rows allows it.
+fn size() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=8)
+}
+
+#[derive(Debug, Args)]
+pub struct TraceImport {
+    /// One file per rank of one run
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[arg(long)]
+    pub runtime: Runtime,
+    /// Exact version of the runtime
+    #[arg(long)]
+    pub version: String,
+    /// System, for example b200_sxm
+    #[arg(long)]
+    pub system: String,
+    /// File stem in data/models
+    #[arg(long)]
+    pub model: String,
+    /// Attention tensor parallelism
+    #[arg(long, value_parser = size())]
+    pub tp: u32,
+    /// Attention data parallelism
+    #[arg(long, default_value_t = 1, value_parser = size())]
+    pub dp: u32,
+    /// Expert parallelism
+    #[arg(long, default_value_t = 1, value_parser = size())]
+    pub moe_ep: u32,
+    /// Tensor parallelism of the experts [default: the ranks that --moe-ep leaves]
+    #[arg(long, value_parser = size())]
+    pub moe_tp: Option<u32>,
+    /// Host CPU model
+    #[arg(long)]
+    pub cpu: String,
+    /// Logical CPUs that the process was allowed to run on
+    #[arg(long)]
+    pub logical_cpus: Option<u32>,
+    /// Names of the marks that stand for iterations; `*` stands for anything [default: profiler
+    /// steps, else numbered annotations that speak of a step or iteration]
+    #[arg(long, value_name = "PATTERN")]
+    pub iteration: Option<String>,
+    /// The host file to write, for example data/host/NAME.yaml; its rows are named after it
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Replace the file of --out
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl TraceImport {
+    pub fn scope(&self) -> Scope {
+        let left = self.tp * self.dp / self.moe_ep;
+        Scope {
+            runtime: self.runtime.backend().as_str().to_owned(),
+            version: self.version.clone(),
+            system: self.system.clone(),
+            model: self.model.clone(),
+            topology: Topology {
+                tp: self.tp,
+                dp: self.dp,
+                moe_tp: self.moe_tp.unwrap_or(left.max(1)),
+                moe_ep: self.moe_ep,
+            },
+            cpu: self.cpu.clone(),
+            logical_cpus: self.logical_cpus,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
 pub enum CaseCommand {
     /// Turn a TensorRT-LLM options file or an SGLang command line into a case
     Import(CaseImport),
@@ -382,13 +481,19 @@ pub enum Runtime {
     Sglang,
 }
 
+impl Runtime {
+    fn backend(self) -> BackendName {
+        match self {
+            Self::Trtllm => BackendName::Trtllm,
+            Self::Sglang => BackendName::Sglang,
+        }
+    }
+}
+
 impl CaseImport {
     pub fn request(&self) -> ImportRequest {
         ImportRequest {
-            runtime: match self.runtime {
-                Runtime::Trtllm => BackendName::Trtllm,
-                Runtime::Sglang => BackendName::Sglang,
-            },
+            runtime: self.runtime.backend(),
             version: self.version.clone(),
             model: self.model.clone(),
             system: self.system.clone(),

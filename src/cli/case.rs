@@ -7,7 +7,7 @@ use crate::case::{ImportRequest, NoteKind, import as import_case};
 use crate::gate::Points;
 use crate::timing::InputError;
 
-use super::beside;
+use super::output::write_file;
 use super::run::Stop;
 
 /// Where the case goes.
@@ -31,7 +31,7 @@ pub fn import(
     }
     match &target.file {
         None => out.write_all(imported.text.as_bytes())?,
-        Some(file) => beside::write(file, "the case", imported.text.as_bytes(), target.force)?,
+        Some(file) => write_file(file, imported.text.as_bytes(), "the case", target.force)?,
     }
     for note in imported.notes {
         let kind = match note.kind {

@@ -3,7 +3,6 @@
 mod ablation;
 mod accuracy;
 mod args;
-mod beside;
 mod case;
 mod coverage;
 mod drift;
@@ -11,7 +10,10 @@ mod gate;
 mod gate_junit;
 mod gate_report;
 mod ledger;
+mod output;
+mod pattern;
 mod predict;
+mod progress;
 mod run;
 mod select;
 mod sensitivity;
@@ -19,5 +21,6 @@ mod tables;
 mod text;
 mod timeline;
 mod today;
+mod trace;
 
 pub use run::run;

@@ -10,10 +10,10 @@ use crate::case;
 use crate::gate::{NoVerdict, Points};
 use crate::timing::InputError;
 
-use super::args::{Arguments, CaseCommand, Command, TablesCommand};
+use super::args::{Arguments, CaseCommand, Command, TablesCommand, TraceCommand};
 use super::{
     ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables, timeline,
+    tables, timeline, trace,
 };
 
 /// Why a subcommand ended early.
@@ -178,6 +178,23 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                     package_version,
                 },
         } => tables::import(source, models, systems, folder, package_version, out)?,
+        Command::Trace { command } => match command {
+            TraceCommand::Summary {
+                files,
+                iteration,
+                json,
+            } => trace::summary(&files, iteration.as_deref(), json, out)?,
+            TraceCommand::Import(asked) => {
+                let import = trace::Import {
+                    files: &asked.files,
+                    scope: asked.scope(),
+                    iteration: asked.iteration.as_deref(),
+                    out: &asked.out,
+                    force: asked.force,
+                };
+                trace::import(import, out)?;
+            }
+        },
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut script);

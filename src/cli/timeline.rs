@@ -21,7 +21,7 @@ use crate::timing::Policy;
 use crate::trace::{Instant, Kind, Slice, SliceIndex, Span, Timeline, TrackId, draw};
 
 use super::args::{StepPick, StepRange, TimelineArguments};
-use super::beside;
+use super::output::write_file;
 use super::run::Stop;
 use super::select::select;
 
@@ -90,7 +90,7 @@ pub fn run(
         out.write_all(&content)?;
         return Ok(());
     }
-    beside::write(file, "the timeline", &content, true)?;
+    write_file(file, &content, "the timeline", true)?;
     eprintln!(
         "wrote {}: {}, {} slices, {:.1} MB",
         file.display(),

@@ -1,10 +1,18 @@
 //! Collects the events of one process, whatever reader they come from, into a [`Profile`].
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::event::{
     Call, GpuEvent, GraphTrace, HostEvent, Mark, MarkKind, NameId, Names, Profile, Span, Work,
 };
+
+/// Latest time that is taken for one, and earliest with a minus: some 73 years. What epoch clocks
+/// give fits, and differences of two times fit an `i64`.
+const TIME_MAX_NS: i64 = 1 << 61;
+
+fn fits(time_ns: i64) -> bool {
+    (-TIME_MAX_NS..=TIME_MAX_NS).contains(&time_ns)
+}
 
 /// Where a profile came from and whom it belongs to.
 #[derive(Debug, Default)]
@@ -29,6 +37,10 @@ pub(super) struct Gather {
 impl Gather {
     /// From `start_ns` to `end_ns`; `None`, counted, where that runs backwards.
     pub fn span(&mut self, start_ns: i64, end_ns: i64) -> Option<Span> {
+        if !fits(start_ns) || !fits(end_ns) {
+            self.count("events at an impossible time: left out");
+            return None;
+        }
         if end_ns < start_ns {
             self.count("events end before they start: left out");
             return None;
@@ -76,10 +88,8 @@ impl Gather {
             gpu.chain(host)
                 .chain(self.marks.iter().map(|mark| mark.span))
         };
-        let fits = |span: Span| {
-            span.start_ns.checked_add(by_ns).is_some() && span.end_ns.checked_add(by_ns).is_some()
-        };
-        if !spans().all(fits) {
+        let stays = |time_ns: i64| time_ns.checked_add(by_ns).is_some_and(fits);
+        if !spans().all(|span| stays(span.start_ns) && stays(span.end_ns)) {
             self.count("base time that does not fit: times are relative to it");
             return;
         }
@@ -191,7 +201,7 @@ impl Gather {
 
     /// Work cannot start before the call that launches it begins: if it does, the clocks disagree.
     fn compare_clocks(&self, warnings: &mut Vec<String>) {
-        let begun: std::collections::HashMap<u64, i64> = self
+        let begun: HashMap<u64, i64> = self
             .host
             .iter()
             .filter(|event| event.call.submits())

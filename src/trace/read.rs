@@ -32,7 +32,7 @@ pub struct Reading {
 /// # Errors
 /// The file is missing, empty or no regular file, has another format, or is cut off or damaged.
 pub fn read(file: &Path) -> Result<Vec<Profile>, InputError> {
-    let reading = read_partial(file)?;
+    let reading = read_partial(file, &mut |_| {})?;
     match reading.ended_by {
         None => Ok(reading.profiles),
         Some(fault) => Err(fault),
@@ -40,11 +40,11 @@ pub fn read(file: &Path) -> Result<Vec<Profile>, InputError> {
 }
 
 /// Reads a profile as [`read`] does, and of one that is cut off or damaged what comes before the
-/// fault.
+/// fault. `progress` is told how many bytes of the file have been read.
 ///
 /// # Errors
 /// Nothing could be read.
-pub fn read_partial(file: &Path) -> Result<Reading, InputError> {
+pub fn read_partial(file: &Path, progress: &mut dyn FnMut(u64)) -> Result<Reading, InputError> {
     let fault = |error: io::Error| {
         InputError::new(
             file,
@@ -69,7 +69,7 @@ pub fn read_partial(file: &Path) -> Result<Reading, InputError> {
     opened.rewind().map_err(fault)?;
     let text = head.iter().find(|byte| !byte.is_ascii_whitespace());
     if head.starts_with(SQLITE) {
-        let sha256 = digest(opened).map_err(fault)?;
+        let sha256 = digest(opened, progress).map_err(fault)?;
         return Ok(Reading {
             profiles: nsys::read(file, &sha256)?,
             ended_by: None,
@@ -88,7 +88,7 @@ pub fn read_partial(file: &Path) -> Result<Reading, InputError> {
             )
         });
     }
-    let mut raw = BufReader::with_capacity(CHUNK, Digesting::new(opened));
+    let mut raw = BufReader::with_capacity(CHUNK, Digesting::new(opened, progress));
     let trace = if gzip {
         kineto::read(file, MultiGzDecoder::new(&mut raw))
     } else {
@@ -111,23 +111,27 @@ fn nothing_in(profile: &Profile) -> bool {
     profile.gpu.is_empty() && profile.host.is_empty() && profile.marks.is_empty()
 }
 
-fn digest(opened: File) -> io::Result<String> {
-    let mut raw = BufReader::with_capacity(CHUNK, Digesting::new(opened));
+fn digest(opened: File, progress: &mut dyn FnMut(u64)) -> io::Result<String> {
+    let mut raw = BufReader::with_capacity(CHUNK, Digesting::new(opened, progress));
     io::copy(&mut raw, &mut io::sink())?;
     Ok(raw.into_inner().sha256())
 }
 
 /// Passes bytes on and digests them.
-struct Digesting<R> {
+struct Digesting<'a, R> {
     source: R,
     digest: Sha256,
+    read: u64,
+    progress: &'a mut dyn FnMut(u64),
 }
 
-impl<R: Read> Digesting<R> {
-    fn new(source: R) -> Self {
+impl<'a, R: Read> Digesting<'a, R> {
+    fn new(source: R, progress: &'a mut dyn FnMut(u64)) -> Self {
         Self {
             source,
             digest: Sha256::new(),
+            read: 0,
+            progress,
         }
     }
 
@@ -140,10 +144,12 @@ impl<R: Read> Digesting<R> {
     }
 }
 
-impl<R: Read> Read for Digesting<R> {
+impl<R: Read> Read for Digesting<'_, R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(bytes)?;
         self.digest.update(&bytes[..read]);
+        self.read += read as u64;
+        (self.progress)(self.read);
         Ok(read)
     }
 }

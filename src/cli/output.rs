@@ -1,13 +1,15 @@
-//! Writing a file whole or not at all.
+//! Files that commands write.
 
 use std::io::Write;
 use std::path::Path;
 
 use crate::timing::InputError;
 
-/// Writes `content`, which `what` names, beside `file` and renames it: a reader sees the old file
-/// or the new one. Without `force` a file that is there stays.
-pub fn write(file: &Path, what: &str, content: &[u8], force: bool) -> Result<(), InputError> {
+/// Writes `what`, beside the target and renamed: a reader sees the old file or the new one.
+///
+/// # Errors
+/// The file is there and may not be replaced, or it cannot be written.
+pub fn write_file(file: &Path, content: &[u8], what: &str, force: bool) -> Result<(), InputError> {
     let refused = |what: String, help: &str| InputError::new(file, what, help);
     let taken = || {
         refused(
