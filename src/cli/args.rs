@@ -335,6 +335,24 @@ pub enum TraceCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Rebuild each traced step on the lanes from its own host times, kernels and dependencies, and
+    /// compare its composed span with the traced one
+    Replay {
+        /// One file per rank of one run
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Names of the marks that stand for steps; `*` stands for anything [default: profiler
+        /// steps, else numbered annotations that speak of a step or iteration, else all as one]
+        #[arg(long, value_name = "PATTERN")]
+        iteration: Option<String>,
+        /// Write the traced and the composed run side by side as Chrome-trace JSON for
+        /// ui.perfetto.dev
+        #[arg(long, value_name = "FILE")]
+        timeline: Option<PathBuf>,
+        /// One JSON object, times in integer nanoseconds
+        #[arg(long)]
+        json: bool,
+    },
     /// Turn the profiles of a run into timing rows of a host file: diagnostic ones, of which no
     /// prediction is composed
     Import(TraceImport),

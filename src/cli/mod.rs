@@ -22,5 +22,6 @@ mod text;
 mod timeline;
 mod today;
 mod trace;
+mod trace_replay;
 
 pub use run::run;

@@ -13,7 +13,7 @@ use crate::timing::InputError;
 use super::args::{Arguments, CaseCommand, Command, TablesCommand, TraceCommand};
 use super::{
     ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables, timeline, trace,
+    tables, timeline, trace, trace_replay,
 };
 
 /// Why a subcommand ended early.
@@ -184,6 +184,15 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 iteration,
                 json,
             } => trace::summary(&files, iteration.as_deref(), json, out)?,
+            TraceCommand::Replay {
+                files,
+                iteration,
+                timeline,
+                json,
+            } => {
+                let (pattern, file) = (iteration.as_deref(), timeline.as_deref());
+                trace_replay::run(&files, pattern, file, json, out)?;
+            }
             TraceCommand::Import(asked) => {
                 let import = trace::Import {
                     files: &asked.files,

@@ -125,7 +125,7 @@ fn loads(text: &str, file: &Path) -> Result<(), InputError> {
 }
 
 /// Calls `each` with the test that a name pattern stands for.
-fn with_picked<T>(
+pub(super) fn with_picked<T>(
     pattern: Option<&str>,
     each: impl FnOnce(Option<&dyn Fn(&str) -> bool>) -> T,
 ) -> T {
@@ -136,7 +136,7 @@ fn with_picked<T>(
 }
 
 /// Reads a file and shows how far it is.
-fn read_shown(file: &Path) -> Result<(Vec<Profile>, Option<InputError>), InputError> {
+pub(super) fn read_shown(file: &Path) -> Result<(Vec<Profile>, Option<InputError>), InputError> {
     let size = file.metadata().map_or(0, |meta| meta.len());
     let mut progress = Progress::new();
     let reading = read_partial(file, &mut |read| {
@@ -405,7 +405,7 @@ fn print_spreads(spreads: &[(String, Spread)], out: &mut dyn Write) -> io::Resul
 }
 
 /// Nanoseconds as exact microseconds.
-fn us(ns: i64) -> String {
+pub(super) fn us(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     let size = ns.unsigned_abs();
     format!("{sign}{}.{:03}", size / 1000, size % 1000)

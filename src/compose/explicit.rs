@@ -82,13 +82,18 @@ pub struct Deadlock {
 
 impl Schedule {
     /// Adds work of a duration. Without bounds it begins at zero.
-    pub fn add(&mut self, ns: i64, after: Vec<After>) -> WorkId {
+    pub fn add(&mut self, ns: i64) -> WorkId {
         self.works.push(Work {
             ns,
-            after,
+            after: Vec::new(),
             meeting: None,
         });
         WorkId(self.works.len() - 1)
+    }
+
+    /// Lets work begin after something.
+    pub fn bound(&mut self, work: WorkId, after: After) {
+        self.works[work.0].after.push(after);
     }
 
     /// Lets works of different lanes meet. A work meets once.

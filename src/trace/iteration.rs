@@ -51,6 +51,11 @@ impl Windows {
         (at_ns < self.0[last].0.end_ns).then_some(last)
     }
 
+    /// Name of each window, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(_, name)| name.as_str())
+    }
+
     /// The window that `event` belongs to.
     pub fn of_work(&self, event: &GpuEvent, launches: &Launches<'_>) -> Option<usize> {
         let launched = launches.launch(event).map_or(event.span, |call| call.span);

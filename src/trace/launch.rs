@@ -35,8 +35,12 @@ impl<'a> Launches<'a> {
 
     /// The call that launched `event`, where the profile shows it.
     pub fn launch(&self, event: &GpuEvent) -> Option<&'a HostEvent> {
-        let at = self.by_correlation.get(&event.correlation?)?;
-        self.host.get(*at)
+        self.host.get(self.index(event)?)
+    }
+
+    /// Where that call stands among the profile's host calls.
+    pub fn index(&self, event: &GpuEvent) -> Option<usize> {
+        self.by_correlation.get(&event.correlation?).copied()
     }
 }
 

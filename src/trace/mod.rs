@@ -14,9 +14,12 @@ mod iteration;
 mod json_stream;
 mod kineto;
 mod launch;
+mod links;
 mod nsys;
+mod paired;
 mod picture;
 mod read;
+mod replay;
 mod spread;
 mod summary;
 mod timeline;
@@ -31,8 +34,10 @@ pub use event::{
 pub use idle::Idle;
 pub use import::import;
 pub use iteration::{Iteration, IterationOnDevice};
+pub use links::ReplayRows;
 pub use picture::draw;
 pub use read::{Reading, read, read_partial};
+pub use replay::{Composed, RankReplay, Replay, ReplayPart, StepReplay, replay};
 pub use spread::Spread;
 pub use summary::{
     Calls, Delay, DeviceSummary, Graphs, ProfileSummary, Summary, WorkSummary, members,
