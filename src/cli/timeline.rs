@@ -272,7 +272,11 @@ impl<'a> Builder<'a> {
 
     /// The timeline, and the stretch of it that the picture shows.
     fn build(mut self) -> (Timeline, Span) {
-        let path_track = self.timeline.track("critical path", "to the first token");
+        let to = match self.shown.request {
+            Some(request) => format!("request {request}"),
+            None => "last step".to_owned(),
+        };
+        let path_track = self.timeline.track("critical path", &to);
         self.iterations();
         self.requests();
         let drawn = self.lanes();

@@ -11,7 +11,7 @@ use super::timeline::{Kind, Slice, Timeline, TrackId};
 
 // Layout, in pixels.
 const WIDTH: f64 = 1200.0;
-const LABELS: f64 = 150.0;
+const LABELS: f64 = 165.0;
 const MARGIN: f64 = 16.0;
 const TITLE: f64 = 30.0;
 const AXIS: f64 = 24.0;
@@ -19,6 +19,9 @@ const ROW: f64 = 22.0;
 const BAR: f64 = 16.0;
 const GROUP_GAP: f64 = 10.0;
 const LEGEND_LINE: f64 = 20.0;
+/// Bars wider than this end a little early, so that neighbours can be told apart.
+const SEAM_FROM: f64 = 3.0;
+const SEAM: f64 = 0.7;
 /// Width of a character of the small font, at most.
 const CHARACTER: f64 = 6.2;
 
@@ -165,7 +168,11 @@ fn bars(out: &mut String, scale: &Scale, row: &Row, shown: &[&Slice]) {
     for kind in kinds {
         let mut path = String::new();
         for slice in of_row().filter(|slice| slice.kind == kind) {
-            let (from, to) = (scale.x(slice.span.start_ns), scale.x(slice.span.end_ns));
+            let from = scale.x(slice.span.start_ns);
+            let mut to = scale.x(slice.span.end_ns);
+            if to - from > SEAM_FROM {
+                to -= SEAM;
+            }
             let _ = write!(
                 path,
                 "M{from:.2} {:.1}h{:.2}v{BAR}H{from:.2}z",

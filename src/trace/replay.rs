@@ -39,6 +39,9 @@ pub enum ReplayPart {
     TurnAround,
     /// From the end of awaited work to the return of the call that waits.
     SyncReturn,
+    /// Work that was launched before the profile begins, and the time between it: the state that
+    /// streams start from.
+    Inherited,
 }
 
 impl ReplayPart {
@@ -52,6 +55,7 @@ impl ReplayPart {
             Self::UntracedInGraph => "untraced_in_graph",
             Self::TurnAround => "turn_around",
             Self::SyncReturn => "sync_return",
+            Self::Inherited => "inherited",
         }
     }
 }
@@ -264,11 +268,13 @@ impl Builder {
             let event = &profile.gpu[link.gpu];
             let untraced = link.untraced_ns;
             let hidden = (untraced > 0).then(|| self.add(untraced, Stands::Untraced));
-            let collective = is_collective(profile, event);
-            works.push((
-                hidden,
-                self.add(event.span.ns(), Stands::Work { collective }),
-            ));
+            let stands = match link.launch {
+                Some(_) => Stands::Work {
+                    collective: is_collective(profile, event),
+                },
+                None => Stands::Inherited,
+            };
+            works.push((hidden, self.add(event.span.ns(), stands)));
         }
         let whole = windows.names().next().is_none();
         let step_of = |link: &WorkLink| {
@@ -525,6 +531,7 @@ impl Reporter<'_> {
             Stands::Call(_) => ReplayPart::HostDispatch,
             Stands::Wait => ReplayPart::SyncReturn,
             Stands::Untraced => ReplayPart::UntracedInGraph,
+            Stands::Inherited => ReplayPart::Inherited,
             Stands::Work { collective: true } => ReplayPart::Transfer,
             Stands::Work { collective: false } => ReplayPart::Kernel,
         }
@@ -535,6 +542,7 @@ impl Reporter<'_> {
         match (self.stands[work.0], self.stands[before.0]) {
             (Stands::Call(_), _) => ReplayPart::HostDispatch,
             (Stands::Wait, _) => ReplayPart::SyncReturn,
+            (Stands::Inherited, _) => ReplayPart::Inherited,
             (_, Stands::Call(_) | Stands::Wait) => ReplayPart::LaunchLatency,
             _ => ReplayPart::TurnAround,
         }
