@@ -162,6 +162,8 @@ enum Stands {
     /// A call's wait for the GPU.
     Wait,
     Untraced,
+    /// Launched before the profile begins.
+    Inherited,
     Work {
         collective: bool,
     },
