@@ -274,8 +274,18 @@ fn chrome_json_is_well_formed(#[case] arguments: &[&str], #[case] to_first_token
     }
     if to_first_token {
         let (begin, end) = (path[0].0, path[path.len() - 1].1);
+        let of_path = |event: &&Value| event["name"] == "thread_name" && event["tid"] == 0;
+        let named = events
+            .iter()
+            .find(of_path)
+            .expect("the path's track has a name");
+        let name = named["args"]["name"].as_str().expect("text");
+        let shown = |event: &Value| {
+            let number = &event["args"]["request"];
+            event["args"]["ttft_ms"].is_f64() && name == format!("request {number}")
+        };
         let request = (tracks.values().flatten())
-            .find(|(from, _, event)| *from == begin && event["args"]["ttft_ms"].is_f64())
+            .find(|(from, _, event)| *from == begin && shown(event))
             .expect("the request whose POST the path begins with");
         let ttft = request.2["args"]["ttft_ms"].as_f64().expect("a number");
         assert!(

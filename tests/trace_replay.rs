@@ -7,15 +7,17 @@ mod profiles;
 mod toy;
 
 use std::collections::HashMap;
+use std::process::{Command, Output};
 
 use rstest::rstest;
+use serde_json::{Value, json};
 use stepgate::compose::{After, LaneStart, Method, Schedule, WorkId};
 use stepgate::timing::{Execution, Policy};
 use stepgate::trace::{
     Call, GpuEvent, GraphTrace, HostEvent, Names, Profile, Replay, ReplayPart, Span, Work, replay,
 };
 
-use profiles::{only, real_trace};
+use profiles::{call, kernel, mark, only, real_trace, trace, write};
 use toy::{Times, Toy, eager, prefill, topology};
 
 const LAUNCH: i64 = 4000;
@@ -335,6 +337,74 @@ fn crossed_meetings_are_an_error() {
     schedule.meet(vec![works[0], works[3]]);
     schedule.meet(vec![works[1], works[2]]);
     assert_eq!(schedule.run().map_err(|deadlock| deadlock.works), Err(4));
+}
+
+fn stepgate(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_stepgate"))
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+/// Two launches 10 us apart with kernels of 3 us, in a step of their own each.
+#[test]
+fn the_command_reports_each_step() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut events = Vec::new();
+    for step in 0..2 {
+        let at = 1_000 * step;
+        events.push(mark(
+            "user_annotation",
+            &format!("ProfilerStep#{step}"),
+            at,
+            900,
+        ));
+        for launch in 0..2 {
+            let (at, id) = (at + 10 + 10 * launch, 2 * step + launch + 1);
+            events.push(call("cudaLaunchKernel", at, 4, id));
+            events.push(kernel("gemm", at + 5, 3, 7, id));
+        }
+    }
+    let text = trace(&events, 0, 1);
+    let file = write(&folder, "run.json", &text);
+    let file = file.to_str().expect("a name");
+    let output = stepgate(&["trace", "replay", file, "--json"]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let steps = report["ranks"][0]["steps"].as_array().expect("steps");
+    assert_eq!(steps.len(), 2);
+    for step in steps {
+        assert_eq!(
+            (&step["traced_ns"], &step["composed_ns"]),
+            (&json!(13_000), &json!(13_000))
+        );
+        let parts = json!({ "host_dispatch": 5_000, "launch_latency": 5_000, "kernel": 3_000 });
+        assert_eq!(step["parts_ns"], parts);
+    }
+
+    let output = stepgate(&["trace", "replay", file, "--timeline", "-"]);
+    let timeline: Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
+    for process in ["rank 0, traced", "rank 0, composed"] {
+        let events = timeline["traceEvents"].as_array().expect("events");
+        let named = |event: &&Value| event["args"]["name"] == process;
+        let pid = &events.iter().find(named).expect(process)["pid"];
+        let slices = events
+            .iter()
+            .filter(|event| event["ph"] == "X" && event["pid"] == *pid);
+        assert_eq!(slices.count(), 8, "{process}: four calls, four kernels");
+    }
+
+    let none = stepgate(&["trace", "replay", file, "--iteration", "forward*"]);
+    assert_eq!(none.status.code(), Some(2));
+    let cut = write(&folder, "cut.json", &text[..text.len() / 2]);
+    let cut = stepgate(&["trace", "replay", cut.to_str().expect("a name")]);
+    assert_eq!(cut.status.code(), Some(5));
+    let twins = stepgate(&["trace", "replay", file, file]);
+    assert_eq!(twins.status.code(), Some(5));
 }
 
 /// Composed against traced spans of real runs (`tests/profiles/mod.rs` says where they are looked

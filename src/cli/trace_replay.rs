@@ -11,6 +11,9 @@ use super::run::Stop;
 use super::text::{Table, bold};
 use super::trace::{read_shown, us, with_picked};
 
+/// Slices in one timeline, at most: about 300 MB of JSON.
+const SLICES_MAX: usize = 2_000_000;
+
 /// Replays the profiles in `files` and prints composed beside traced spans. A file that is cut off
 /// or damaged is refused: half a step has no span.
 pub fn run(
@@ -36,8 +39,16 @@ pub fn run(
         return Err(Stop::Usage(what));
     }
     if let Some(file) = timeline {
+        let shown = composed.timeline();
+        let slices = shown.slices().len();
+        if slices > SLICES_MAX {
+            return Err(Stop::Usage(format!(
+                "the timeline would have {slices} slices, more than {SLICES_MAX}: give a profile of \
+                 fewer steps"
+            )));
+        }
         let mut content = Vec::new();
-        composed.timeline().write_chrome(&mut content)?;
+        shown.write_chrome(&mut content)?;
         if file == Path::new("-") {
             out.write_all(&content)?;
             return Ok(());

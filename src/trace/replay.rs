@@ -195,8 +195,12 @@ pub fn replay<'a>(
     let mut names = Vec::new();
     for (profile, offset_ns) in profiles.iter().zip(&offsets_ns) {
         let windows = Windows::of(profile, picked);
-        let steps: Vec<String> = windows.names().map(str::to_owned).collect();
-        lanes.push(builder.lanes(profile, &windows, *offset_ns));
+        let mut steps: Vec<String> = windows.names().map(str::to_owned).collect();
+        let whole = steps.is_empty() && picked.is_none();
+        if whole {
+            steps.push("whole trace".to_owned());
+        }
+        lanes.push(builder.lanes(profile, (!whole).then_some(&windows), *offset_ns));
         names.push(steps);
     }
     let met = builder.meet(profiles, &ranks, &lanes);
@@ -247,8 +251,9 @@ impl Builder {
         self.schedule.add(ns)
     }
 
-    /// Lays a profile out: first all work, then what it comes after.
-    fn lanes(&mut self, profile: &Profile, windows: &Windows, offset_ns: i64) -> Lanes {
+    /// Lays a profile out: first all work, then what it comes after. Without `windows` all work is
+    /// of one step.
+    fn lanes(&mut self, profile: &Profile, windows: Option<&Windows>, offset_ns: i64) -> Lanes {
         let launches = Launches::of(profile);
         let links = Links::of(profile);
         let sync_ns = links.rows.sync_return_ns;
@@ -278,15 +283,14 @@ impl Builder {
             };
             works.push((hidden, self.add(event.span.ns(), stands)));
         }
-        let whole = windows.names().next().is_none();
         let step_of = |link: &WorkLink| {
             let event = &profile.gpu[link.gpu];
-            if whole {
-                return Some(0);
+            match windows {
+                Some(windows) => windows
+                    .of_work(event, &launches)
+                    .filter(|_| link.launch.is_some()),
+                None => Some(0),
             }
-            launches
-                .launch(event)
-                .and_then(|_| windows.of_work(event, &launches))
         };
         let steps = links.works.iter().map(step_of).collect();
         let lanes = Lanes {
@@ -428,8 +432,6 @@ struct Reporter<'a> {
 
 impl Reporter<'_> {
     fn rank(&self, names: &[String], matched_collectives: usize) -> RankReplay {
-        let whole = ["whole trace".to_owned()];
-        let names = if names.is_empty() { &whole[..] } else { names };
         let works = || {
             let own = |work: &usize| self.event(*work).device == self.member.device;
             (0..self.lanes.works.len()).filter(own)
