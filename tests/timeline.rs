@@ -310,12 +310,7 @@ fn a_picture_is_well_formed_and_says_what_it_shows() {
     assert!(said.contains("iteration 1712 (mixed 840 + 3)"), "{said}");
     let text = std::fs::read_to_string(&file).expect("the picture");
     let mut reader = quick_xml::Reader::from_str(&text);
-    loop {
-        match reader.read_event().expect("XML") {
-            quick_xml::events::Event::Eof => break,
-            _ => {}
-        }
-    }
+    while reader.read_event().expect("XML") != quick_xml::events::Event::Eof {}
     for word in [
         "rank 1 · collectives",
         "peer wait",

@@ -339,6 +339,23 @@ fn crossed_meetings_are_an_error() {
     assert_eq!(schedule.run().map_err(|deadlock| deadlock.works), Err(4));
 }
 
+/// The largest times that a profile may hold: spans saturate, and nothing overflows.
+#[test]
+fn times_at_the_end_of_their_range_are_no_panic() {
+    let far = 1 << 61;
+    let mut sketch = Sketch::new(0);
+    for _ in 0..3 {
+        let of = sketch.call(1, Call::Launch, -far, far);
+        sketch.work(7, (-far, far), of, "gemm");
+        sketch.call(1, Call::Synchronise, -far, far);
+    }
+    let profiles = [sketch.shifted(0)];
+    let replayed = replay(&profiles, None).expect("one profile");
+    assert!(replayed.report.ranks[0].steps[0].composed_ns > far);
+    let mut json = Vec::new();
+    replayed.timeline().write_chrome(&mut json).expect("written to memory");
+}
+
 fn stepgate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stepgate"))
         .args(arguments)

@@ -287,9 +287,10 @@ impl<'a> Builder<'a> {
             log.iterations[*iterations.start()].start_ms,
             end_ms(log, *iterations.end()),
         );
+        let start_ns = path.start_ns.min(chosen.start_ns);
         let window = Span {
-            start_ns: path.start_ns.min(chosen.start_ns),
-            end_ns: path.end_ns.max(chosen.end_ns),
+            start_ns,
+            end_ns: path.end_ns.max(chosen.end_ns).max(start_ns + 1),
         };
         (self.timeline, window)
     }

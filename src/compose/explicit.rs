@@ -6,6 +6,9 @@
 //! together after the transfer: the shortest of their durations, since every longer one holds a
 //! wait. A wait is an outcome.
 
+/// Times and distances stay within this, 146 years, so that differences of times are times too.
+const FAR_NS: i64 = (1 << 62) - 1;
+
 /// A piece of work of a [`Schedule`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub usize);
@@ -33,11 +36,15 @@ impl After {
     /// The time it asks for, where the work it names has run.
     fn ns(self, ran: &[Option<Ran>]) -> Option<i64> {
         match self {
-            Self::Begin(work, lag) => Some(ran[work.0]?.begin_ns + lag),
-            Self::End(work, lag) => Some(ran[work.0]?.end_ns + lag),
-            Self::Time(ns) => Some(ns),
+            Self::Begin(work, lag) => Some(later(ran[work.0]?.begin_ns, lag)),
+            Self::End(work, lag) => Some(later(ran[work.0]?.end_ns, lag)),
+            Self::Time(ns) => Some(later(ns, 0)),
         }
     }
+}
+
+fn later(ns: i64, by_ns: i64) -> i64 {
+    ns.saturating_add(by_ns).clamp(-FAR_NS, FAR_NS)
 }
 
 /// How a piece of work ran.
@@ -173,7 +180,7 @@ impl Schedule {
         }
         let (begin_ns, held_by) = arrival(&late);
         let transfer = together.iter().map(|id| self.works[id.0].ns).min();
-        let end_ns = begin_ns + transfer.unwrap_or(0);
+        let end_ns = later(begin_ns, transfer.unwrap_or(0));
         (together.iter())
             .map(|id| {
                 let run = Ran {

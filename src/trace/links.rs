@@ -124,7 +124,7 @@ impl Links {
         // Work that the next launch has to wait for, by thread or, where it is named, by stream.
         let mut by_thread: HashMap<u64, Vec<usize>> = HashMap::new();
         let mut by_stream: HashMap<u64, Vec<usize>> = HashMap::new();
-        for at in 0..self.calls.len() {
+        for (at, launched) in launched.iter().enumerate() {
             let host = profile.host[self.calls[at].host];
             while let Some(work) = inherited
                 .next_if(|work| event_of(&self.works, *work).span.start_ns < host.span.start_ns)
@@ -138,7 +138,7 @@ impl Links {
                 };
                 waiting.extend(latest.values());
             }
-            for work in &launched[at] {
+            for work in launched {
                 let event = event_of(&self.works, *work);
                 let mut waits = by_thread.remove(&host.thread).unwrap_or_default();
                 waits.extend(by_stream.remove(&event.stream).unwrap_or_default());
@@ -154,7 +154,7 @@ impl Links {
                 current.insert(host.thread, stream_of(&event));
             }
             let mut awaited: Vec<usize> = match host.call {
-                Call::Synchronise if !launched[at].is_empty() => launched[at].clone(),
+                Call::Synchronise if !launched.is_empty() => launched.clone(),
                 Call::Synchronise if of_device(profile.names.text(host.name)) => {
                     latest.values().copied().collect()
                 }
@@ -168,7 +168,7 @@ impl Links {
                         .into_iter()
                         .collect(),
                 },
-                Call::Transfer => launched[at].clone(),
+                Call::Transfer => launched.clone(),
                 _ => Vec::new(),
             };
             awaited.retain(|work| event_of(&self.works, *work).span.end_ns <= host.span.end_ns);
@@ -255,7 +255,7 @@ impl Links {
         for other in &work.waits {
             ready = ready.max(profile.gpu[self.works[*other].gpu].span.end_ns);
         }
-        (event.span.start_ns - ready).max(0)
+        event.span.start_ns.saturating_sub(ready).max(0)
     }
 }
 

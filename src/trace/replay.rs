@@ -15,6 +15,7 @@ use crate::timing::InputError;
 
 use super::collective::{Member, align, collective_kind};
 use super::event::{Call, GpuEvent, Profile, Work};
+use super::interval::sum_ns;
 use super::iteration::Windows;
 use super::launch::Launches;
 use super::links::{CallLink, Links, ReplayRows, WorkLink};
@@ -470,11 +471,10 @@ impl Reporter<'_> {
         let span_of_calls = calls.first().zip(calls.last());
         let host_wait = |(first, last): (&usize, &usize)| {
             let waits = self.lanes.calls[*first..=*last].iter();
-            waits
-                .filter_map(|(own, wait)| {
-                    Some(self.ran[wait.as_ref()?.0].begin_ns - self.ran[own.0].end_ns)
-                })
-                .sum()
+            sum_ns(waits.filter_map(|(own, wait)| {
+                let wait = wait.as_ref()?;
+                Some(self.ran[wait.0].begin_ns - self.ran[own.0].end_ns)
+            }))
         };
         Some(StepReplay {
             name: name.to_owned(),
@@ -484,10 +484,10 @@ impl Reporter<'_> {
             composed_ns: self.ran[last.0].end_ns - first_ns,
             parts_ns: self.parts(last, first_ns),
             host_wait_ns: span_of_calls.map_or(0, host_wait),
-            peer_wait_ns: composed().map(|id| self.ran[id.0].wait_ns()).sum(),
-            untraced_ns: (works.iter())
-                .map(|work| self.lanes.links.works[*work].untraced_ns)
-                .sum(),
+            peer_wait_ns: sum_ns(composed().map(|id| self.ran[id.0].wait_ns())),
+            untraced_ns: sum_ns(
+                (works.iter()).map(|work| self.lanes.links.works[*work].untraced_ns),
+            ),
         })
     }
 
