@@ -39,7 +39,11 @@ fn measure(name: &str, file: &Path) {
         .sum();
     let begun = Instant::now();
     let summary = summarise(&profiles, None).expect("a summary");
-    let busy_ns: i64 = summary.profiles[0].devices.iter().map(|one| one.busy_ns).sum();
+    let busy_ns: i64 = summary.profiles[0]
+        .devices
+        .iter()
+        .map(|one| one.busy_ns)
+        .sum();
     println!(
         "{name}: {:.1} MB, {events} events kept: read in {seconds:.2} s, {:.0} MB/s, peak {peak}; \
          summarised in {:.2} s, busy {busy_ns} ns",
@@ -67,9 +71,11 @@ fn kineto(file: &Path) {
         out.write_all(text.as_bytes()).expect("the disk has room");
         written
     };
-    put("{\n  \"schemaVersion\": 1,\n  \"distributedInfo\": {\"rank\": 0, \"world_size\": 1},\n  \
+    put(
+        "{\n  \"schemaVersion\": 1,\n  \"distributedInfo\": {\"rank\": 0, \"world_size\": 1},\n  \
          \"traceEvents\": [\n"
-        .to_owned());
+            .to_owned(),
+    );
     for id in 0_u64.. {
         let us = 4_458_676_522_690 + id * 12;
         let kernel = id % 60;
@@ -109,8 +115,10 @@ fn kineto(file: &Path) {
             break;
         }
     }
-    put("  {\"ph\": \"i\", \"name\": \"end\", \"ts\": 0}\n  ],\n  \"baseTimeNanoseconds\": 0\n}\n"
-        .to_owned());
+    put(
+        "  {\"ph\": \"i\", \"name\": \"end\", \"ts\": 0}\n  ],\n  \"baseTimeNanoseconds\": 0\n}\n"
+            .to_owned(),
+    );
     out.flush().expect("the disk has room");
 }
 
@@ -144,9 +152,8 @@ fn nsys(file: &Path) {
             let mut call = insert(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?1, ?2, 0, ?3, ?4, 1, 0, NULL)",
             );
-            let mut range = insert(
-                "INSERT INTO NVTX_EVENTS VALUES (?1, ?2, 59, 0, NULL, NULL, NULL, ?3, ?4)",
-            );
+            let mut range =
+                insert("INSERT INTO NVTX_EVENTS VALUES (?1, ?2, 59, 0, NULL, NULL, NULL, ?3, ?4)");
             for _ in 0..100_000 {
                 let start = 4_458_676_522_690_655 + id * 12_000;
                 kernel
@@ -171,7 +178,10 @@ fn nsys(file: &Path) {
     name.execute(params![1, "cudaLaunchKernel_v7000"])
         .expect("a row");
     for kernel in 0..60 {
-        name.execute(params![2 + kernel, format!("void kernel_{kernel}<float>(float*)")])
-            .expect("a row");
+        name.execute(params![
+            2 + kernel,
+            format!("void kernel_{kernel}<float>(float*)")
+        ])
+        .expect("a row");
     }
 }

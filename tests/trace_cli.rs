@@ -11,8 +11,7 @@ use rstest::rstest;
 use serde_json::Value;
 use stepgate::perfdb::{HostKey, HostRows};
 use stepgate::timing::{
-    Boundary, CaptureOutcome, Execution, IterationCounts, Observer, Policy, Row, Topology,
-    HostFile,
+    Boundary, CaptureOutcome, Execution, HostFile, IterationCounts, Observer, Policy, Row, Topology,
 };
 use tempfile::TempDir;
 
@@ -75,8 +74,17 @@ impl Run {
         let mut command = stepgate();
         command.args(["trace", "import"]).args(&self.files);
         command.args(["--runtime", "trtllm", "--version", "1.3.0rc14"]);
-        command.args(["--system", "b200_sxm", "--model", "gpt-oss-120b", "--tp", tp]);
-        command.args(["--cpu", "Xeon Platinum 8568Y+", "--out"]).arg(out);
+        command.args([
+            "--system",
+            "b200_sxm",
+            "--model",
+            "gpt-oss-120b",
+            "--tp",
+            tp,
+        ]);
+        command
+            .args(["--cpu", "Xeon Platinum 8568Y+", "--out"])
+            .arg(out);
         command.args(more).output().expect("the binary runs")
     }
 }
@@ -105,7 +113,13 @@ fn the_summary_as_text_and_as_json() {
     let output = summary(&run.files[0], &[]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    for part in ["rank 0 of 1", "host-bound", "sync-bound", "tail", "ProfilerStep#2"] {
+    for part in [
+        "rank 0 of 1",
+        "host-bound",
+        "sync-bound",
+        "tail",
+        "ProfilerStep#2",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     // Not a terminal: no colour.
@@ -127,7 +141,9 @@ fn a_pattern_that_fits_nothing_is_a_usage_error() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     let output = summary(&run.files[0], &["--iteration", "*#2", "--json"]);
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let iterations = json["profiles"][0]["iterations"].as_array().expect("a list");
+    let iterations = json["profiles"][0]["iterations"]
+        .as_array()
+        .expect("a list");
     assert_eq!(iterations.len(), 1);
 }
 
@@ -138,7 +154,11 @@ fn a_damaged_file_is_summarised_as_far_as_it_goes_and_ends_with_5() {
     let cut = write(&run.folder, "cut.json", &text[..text.len() / 2]);
     let output = summary(&cut, &[]);
     assert_eq!(output.status.code(), Some(5));
-    assert!(stdout(&output).contains("warning: PARTIAL"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("warning: PARTIAL"),
+        "{}",
+        stdout(&output)
+    );
     assert!(stderr(&output).contains("cut.json:"), "{}", stderr(&output));
     // Rows are not made of a part.
     let run = Run {
@@ -156,10 +176,17 @@ fn two_files_of_one_rank_end_with_5() {
     let copy = run.folder.path().join("copy.json");
     fs::copy(&run.files[0], &copy).expect("a copy");
     let mut command = stepgate();
-    command.args(["trace", "summary"]).arg(&run.files[0]).arg(&copy);
+    command
+        .args(["trace", "summary"])
+        .arg(&run.files[0])
+        .arg(&copy);
     let output = command.output().expect("the binary runs");
     assert_eq!(output.status.code(), Some(5));
-    assert!(stderr(&output).contains("rank 0, and so is"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("rank 0, and so is"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 fn imported(run: &Run, tp: &str) -> Vec<Row> {
@@ -167,7 +194,10 @@ fn imported(run: &Run, tp: &str) -> Vec<Row> {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let rows = HostRows::load(&run.folder.path().join("host")).expect("the rows load");
     assert!(rows.all().is_empty(), "nothing that could be composed");
-    rows.diagnostic().iter().map(|row| (**row).clone()).collect()
+    rows.diagnostic()
+        .iter()
+        .map(|row| (**row).clone())
+        .collect()
 }
 
 /// A row's samples in microseconds: count, sum, min, p50, max.
@@ -186,21 +216,73 @@ fn rows_by_boundary_and_mode() {
     let full_graph = Execution::FullGraph { captured_batch: 0 };
     let found: Vec<_> = rows
         .iter()
-        .map(|row| (row.boundary, row.execution, row.module.as_str(), samples(row)))
+        .map(|row| {
+            (
+                row.boundary,
+                row.execution,
+                row.module.as_str(),
+                samples(row),
+            )
+        })
         .collect();
     let expected = [
         // From 10 to 100, less 40 blocked.
-        (Boundary::HostDispatch, Execution::Eager, "iteration", (1, 50, 50, 50, 50)),
-        (Boundary::HostDispatch, full_graph, "iteration", (1, 18, 18, 18, 18)),
-        (Boundary::HostDispatch, Execution::Unknown, "iteration", (1, 32, 32, 32, 32)),
+        (
+            Boundary::HostDispatch,
+            Execution::Eager,
+            "iteration",
+            (1, 50, 50, 50, 50),
+        ),
+        (
+            Boundary::HostDispatch,
+            full_graph,
+            "iteration",
+            (1, 18, 18, 18, 18),
+        ),
+        (
+            Boundary::HostDispatch,
+            Execution::Unknown,
+            "iteration",
+            (1, 32, 32, 32, 32),
+        ),
         (Boundary::GraphLaunch, full_graph, "graph", (1, 8, 8, 8, 8)),
-        (Boundary::GraphLaunch, Execution::Unknown, "graph", (2, 22, 10, 10, 12)),
-        (Boundary::GpuKernel, Execution::Eager, "gemm", (1, 20, 20, 20, 20)),
-        (Boundary::GpuKernel, full_graph, "attention", (1, 30, 30, 30, 30)),
+        (
+            Boundary::GraphLaunch,
+            Execution::Unknown,
+            "graph",
+            (2, 22, 10, 10, 12),
+        ),
+        (
+            Boundary::GpuKernel,
+            Execution::Eager,
+            "gemm",
+            (1, 20, 20, 20, 20),
+        ),
+        (
+            Boundary::GpuKernel,
+            full_graph,
+            "attention",
+            (1, 30, 30, 30, 30),
+        ),
         (Boundary::GpuKernel, full_graph, "gemm", (2, 25, 5, 5, 20)),
-        (Boundary::GpuKernel, Execution::Unknown, "attention", (2, 60, 30, 30, 30)),
-        (Boundary::GraphReplay, full_graph, "graph", (1, 50, 50, 50, 50)),
-        (Boundary::GraphReplay, Execution::Unknown, "graph", (2, 60, 30, 30, 30)),
+        (
+            Boundary::GpuKernel,
+            Execution::Unknown,
+            "attention",
+            (2, 60, 30, 30, 30),
+        ),
+        (
+            Boundary::GraphReplay,
+            full_graph,
+            "graph",
+            (1, 50, 50, 50, 50),
+        ),
+        (
+            Boundary::GraphReplay,
+            Execution::Unknown,
+            "graph",
+            (2, 60, 30, 30, 30),
+        ),
     ];
     assert_eq!(found, expected);
     for row in &rows {
@@ -221,8 +303,14 @@ fn the_file_says_what_the_profile_captured() {
     let capture = &file.diagnostic.expect("diagnostic rows").profiles[0];
     assert_eq!(capture.file, "rank0.json");
     assert_eq!(capture.graph_trace, "nodes");
-    assert_eq!((capture.graph_launches, capture.graph_launches_with_work), (3, 3));
-    assert_eq!((capture.gpu_events, capture.gpu_events_without_launch), (7, 0));
+    assert_eq!(
+        (capture.graph_launches, capture.graph_launches_with_work),
+        (3, 3)
+    );
+    assert_eq!(
+        (capture.gpu_events, capture.gpu_events_without_launch),
+        (7, 0)
+    );
     let iterations = IterationCounts {
         eager: 1,
         full_graph: 1,
@@ -245,11 +333,17 @@ fn topology(tp: u32) -> Topology {
 #[test]
 fn transfers_are_rows_only_where_every_rank_is_there() {
     let transfers = |rows: Vec<Row>| -> Vec<_> {
-        let of = rows.iter().filter(|row| row.boundary == Boundary::CollectiveTransfer);
-        of.map(|row| (row.module.clone(), row.rank, samples(row).1)).collect()
+        let of = rows
+            .iter()
+            .filter(|row| row.boundary == Boundary::CollectiveTransfer);
+        of.map(|row| (row.module.clone(), row.rank, samples(row).1))
+            .collect()
     };
     let both = Run::of(&[0, 35]);
-    assert_eq!(transfers(imported(&both, "2")), [("all_reduce".to_owned(), None, 15)]);
+    assert_eq!(
+        transfers(imported(&both, "2")),
+        [("all_reduce".to_owned(), None, 15)]
+    );
     let one = Run {
         files: vec![both.files[0].clone()],
         folder: TempDir::new().expect("a folder"),
@@ -261,7 +355,10 @@ fn transfers_are_rows_only_where_every_rank_is_there() {
 fn no_lookup_finds_a_profilers_row() {
     let run = Run::of(&[0]);
     let rows = imported(&run, "1");
-    assert!(rows.iter().any(|row| row.boundary == Boundary::HostDispatch));
+    assert!(
+        rows.iter()
+            .any(|row| row.boundary == Boundary::HostDispatch)
+    );
     let loaded = HostRows::load(&run.folder.path().join("host")).expect("the rows load");
     for policy in Policy::ALL {
         for row in &rows {
@@ -316,7 +413,11 @@ fn a_file_that_is_there_is_replaced_only_on_request() {
     assert_eq!(fs::read_to_string(run.out()).expect("text"), "mine");
     let output = run.import("1", &["--force"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(fs::read_to_string(run.out()).expect("text").contains("diagnostic"));
+    assert!(
+        fs::read_to_string(run.out())
+            .expect("text")
+            .contains("diagnostic")
+    );
 }
 
 #[rstest]
@@ -338,5 +439,9 @@ fn a_profile_without_gpu_work_makes_no_rows() {
     let run = Run { folder, files };
     let output = run.import("1", &[]);
     assert_eq!(output.status.code(), Some(5));
-    assert!(stderr(&output).contains("holds no GPU work"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("holds no GPU work"),
+        "{}",
+        stderr(&output)
+    );
 }

@@ -32,12 +32,21 @@ fn decode_loop(folder: &TempDir, traced: Traced) -> Profile {
     for iteration in 0..ITERATIONS {
         let begin = 1_000_000 + iteration * ITERATION_NS;
         let (single, graph) = (iteration * 2 + 1, iteration * 2 + 2);
-        export.range(&format!("step {iteration}"), begin - 5000, begin + ITERATION_NS - 5000);
+        export.range(
+            &format!("step {iteration}"),
+            begin - 5000,
+            begin + ITERATION_NS - 5000,
+        );
         export.call("cudaLaunchKernel_v7000", begin - 4000, begin - 1000, single);
         export.kernel(begin, begin + SINGLE_NS, single, None);
         let end = begin + ITERATION_NS;
         let replay = end - REPLAY_NS;
-        export.call("cudaGraphLaunch_v10000", replay - 400_000, replay - 100_000, graph);
+        export.call(
+            "cudaGraphLaunch_v10000",
+            replay - 400_000,
+            replay - 100_000,
+            graph,
+        );
         match traced {
             Traced::Whole | Traced::Both => export.replay(replay, end, graph),
             Traced::Unstamped => export.replay(0, 0, graph),
@@ -71,7 +80,10 @@ fn replays_keep_the_device_busy_however_they_were_traced(
     let folder = TempDir::new().expect("a folder");
     let profile = decode_loop(&folder, traced);
     assert_eq!(profile.graph_trace, graph_trace);
-    let says_both = profile.warnings.iter().any(|text| text.contains("counted by its nodes"));
+    let says_both = profile
+        .warnings
+        .iter()
+        .any(|text| text.contains("counted by its nodes"));
     assert_eq!(says_both, traced == Traced::Both, "{:?}", profile.warnings);
 
     let summary = of_one(&profile);
@@ -98,8 +110,17 @@ fn replays_that_are_missing_are_said_aloud(#[case] traced: Traced, #[case] left_
     let folder = TempDir::new().expect("a folder");
     let profile = decode_loop(&folder, traced);
     assert_eq!(profile.graph_trace, GraphTrace::Missing);
-    let says = |text: &str| profile.warnings.iter().any(|warning| warning.contains(text));
-    assert!(says("BUSY IS TOO LOW: 20 graph launches"), "{:?}", profile.warnings);
+    let says = |text: &str| {
+        profile
+            .warnings
+            .iter()
+            .any(|warning| warning.contains(text))
+    };
+    assert!(
+        says("BUSY IS TOO LOW: 20 graph launches"),
+        "{:?}",
+        profile.warnings
+    );
     let counted = format!("{left_out} graph replays without a time stamp");
     assert_eq!(says(&counted), left_out > 0, "{:?}", profile.warnings);
     let device = of_one(&profile).devices.remove(0);
@@ -143,13 +164,28 @@ fn a_table_alone_with_only_its_times(
         "CREATE TABLE {table} (start INT, end INT); INSERT INTO {table} VALUES (5, 25);"
     ));
     let profile = only(&export.close());
-    assert_eq!((profile.gpu.len(), profile.host.len(), profile.marks.len()), (gpu, host, marks));
+    assert_eq!(
+        (profile.gpu.len(), profile.host.len(), profile.marks.len()),
+        (gpu, host, marks)
+    );
     assert_eq!(profile.process, None);
     if let Some(event) = profile.gpu.first() {
-        assert_eq!((event.span.ns(), event.device, event.correlation), (20, 0, None));
-        assert!(profile.warnings[0].contains("without a device"), "{:?}", profile.warnings);
+        assert_eq!(
+            (event.span.ns(), event.device, event.correlation),
+            (20, 0, None)
+        );
+        assert!(
+            profile.warnings[0].contains("without a device"),
+            "{:?}",
+            profile.warnings
+        );
     } else {
-        assert!(profile.warnings.iter().any(|text| text.contains("holds no GPU work")));
+        assert!(
+            profile
+                .warnings
+                .iter()
+                .any(|text| text.contains("holds no GPU work"))
+        );
     }
 }
 
@@ -228,7 +264,12 @@ fn each_process_is_a_profile_and_each_device_is_told_apart() {
     let busy: Vec<Vec<(u32, i64)>> = summary
         .profiles
         .iter()
-        .map(|one| one.devices.iter().map(|device| (device.device, device.busy_ns)).collect())
+        .map(|one| {
+            one.devices
+                .iter()
+                .map(|device| (device.device, device.busy_ns))
+                .collect()
+        })
         .collect();
     assert_eq!(busy, [vec![(0, 300)], vec![(0, 50), (1, 60)]]);
     // A correlation belongs to its process.
@@ -254,8 +295,13 @@ fn rows_without_a_process_belong_to_the_only_one() {
     );
     let profile = only(&export.close());
     assert_eq!(profile.process, Some(PROCESS.cast_unsigned()));
-    assert_eq!(profile.names.text(profile.gpu[0].name), "Memcpy Host-to-Device");
-    let delay = of_one(&profile).devices[0].delay.expect("the launch is known");
+    assert_eq!(
+        profile.names.text(profile.gpu[0].name),
+        "Memcpy Host-to-Device"
+    );
+    let delay = of_one(&profile).devices[0]
+        .delay
+        .expect("the launch is known");
     assert_eq!(delay.spread.p50_ns, 20);
 }
 
@@ -299,7 +345,11 @@ fn a_database_that_is_no_export_is_refused_with_its_tables() {
     let export = Export::bare(&folder, "other.sqlite");
     export.sql("CREATE TABLE customers (id INT); CREATE TABLE orders (id INT);");
     let error = read(&export.close()).expect_err("no export").to_string();
-    for part in ["other.sqlite", "customers, orders", "CUPTI_ACTIVITY_KIND_KERNEL"] {
+    for part in [
+        "other.sqlite",
+        "customers, orders",
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+    ] {
         assert!(error.contains(part), "{error}");
     }
 }

@@ -18,7 +18,11 @@ fn of(events: &[String]) -> ProfileSummary {
 
 fn rank(rank: u32, world: u32, events: &[String]) -> Profile {
     let folder = TempDir::new().expect("a folder");
-    only(&write(&folder, &format!("rank{rank}.json"), trace(events, rank, world)))
+    only(&write(
+        &folder,
+        &format!("rank{rank}.json"),
+        trace(events, rank, world),
+    ))
 }
 
 /// Times in microseconds. A gap of 70 before kernel 2: the host is blocked for 20 of it and submits
@@ -134,13 +138,19 @@ fn steps_own_the_work_that_they_launched() {
     let iterations = of(&events).iterations;
     assert_eq!(iterations.len(), 2);
     let first = &iterations[0];
-    assert_eq!((first.name.as_str(), first.host_ns), ("ProfilerStep#1", 100_000));
+    assert_eq!(
+        (first.name.as_str(), first.host_ns),
+        ("ProfilerStep#1", 100_000)
+    );
     assert_eq!((first.launches, first.graph_launches), (1, 1));
     // From 10 to 90, less 30 blocked.
     assert_eq!(first.dispatch_ns, Some(50_000));
     let on_device = &first.devices[0];
     assert_eq!((on_device.events, on_device.span_ns), (3, 60_000));
-    assert_eq!((on_device.busy_ns, on_device.graph_busy_ns), (50_000, 30_000));
+    assert_eq!(
+        (on_device.busy_ns, on_device.graph_busy_ns),
+        (50_000, 30_000)
+    );
     assert_eq!(iterations[1].dispatch_ns, Some(5000));
     assert_eq!(iterations[1].devices[0].busy_ns, 5000);
 }
@@ -164,7 +174,10 @@ fn dispatch_over_two_threads_leaves_out_what_only_waits() {
         on(2, "cudaLaunchKernel", "100", "10", 6),
         kernel("k", 120, 5, 7, 6),
     ];
-    assert_eq!(of(&events).iterations[0].dispatch_ns, Some((110 - 10 - 20) * 1000));
+    assert_eq!(
+        of(&events).iterations[0].dispatch_ns,
+        Some((110 - 10 - 20) * 1000)
+    );
 }
 
 #[rstest]
@@ -189,7 +202,9 @@ fn iterations_are_found_by_their_names(
         let start = prefix.trim_end_matches('*').to_owned();
         move |name: &str| name.starts_with(&start)
     });
-    let picked = picked.as_ref().map(|picked| picked as &dyn Fn(&str) -> bool);
+    let picked = picked
+        .as_ref()
+        .map(|picked| picked as &dyn Fn(&str) -> bool);
     let summary = summarise(&[profile], picked).expect("one profile");
     let named: Vec<&str> = summary.profiles[0]
         .iterations
@@ -199,7 +214,8 @@ fn iterations_are_found_by_their_names(
     assert_eq!(named, found);
 }
 
-const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
+const ALL_REDUCE: &str =
+    "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
 
 /// Three all-reduces on two ranks. Rank 1's clock is 1000 ahead. Rank 0 is early by 40, 0 and then
 /// late by 25; transfers take 10, 12 and 11.
@@ -227,12 +243,24 @@ fn collectives_of_two_ranks_fall_into_wait_and_transfer() {
     let [first, second] = alignment.ranks.as_slice() else {
         panic!("two ranks: {:?}", alignment.ranks)
     };
-    assert_eq!((first.rank.as_str(), second.rank.as_str()), ("rank 0", "rank 1"));
-    assert_eq!((first.clock_offset_ns, second.clock_offset_ns), (0, 1_000_000));
+    assert_eq!(
+        (first.rank.as_str(), second.rank.as_str()),
+        ("rank 0", "rank 1")
+    );
+    assert_eq!(
+        (first.clock_offset_ns, second.clock_offset_ns),
+        (0, 1_000_000)
+    );
     assert_eq!((first.misfit_ns, second.misfit_ns), (0, 0));
     let of = |spread: Spread| (spread.sum_ns, spread.max_ns);
-    assert_eq!((of(first.wait), of(second.wait)), ((40_000, 40_000), (25_000, 25_000)));
-    assert_eq!((of(first.lateness), of(second.lateness)), ((25_000, 25_000), (40_000, 40_000)));
+    assert_eq!(
+        (of(first.wait), of(second.wait)),
+        ((40_000, 40_000), (25_000, 25_000))
+    );
+    assert_eq!(
+        (of(first.lateness), of(second.lateness)),
+        ((25_000, 25_000), (40_000, 40_000))
+    );
 }
 
 #[test]
@@ -251,19 +279,33 @@ fn two_files_of_one_rank_are_refused_by_name() {
     let [first, _] = two_ranks();
     let mut second = first.clone();
     second.file = "elsewhere/other.json".to_owned();
-    let error = summarise(&[first, second], None).expect_err("the same rank").to_string();
+    let error = summarise(&[first, second], None)
+        .expect_err("the same rank")
+        .to_string();
     for part in ["rank 0", "rank0.json", "elsewhere/other.json"] {
         assert!(error.contains(part), "{error}");
     }
 }
 
 #[rstest]
-#[case("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", Some("all_reduce"))]
+#[case(
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
+    Some("all_reduce")
+)]
 #[case("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", Some("reduce_scatter"))]
-#[case("ncclKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)", Some("send_recv"))]
+#[case(
+    "ncclKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)",
+    Some("send_recv")
+)]
 #[case("ncclDevKernel_Broadcast_RING_LL", Some("broadcast"))]
-#[case("void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>", Some("all_reduce"))]
-#[case("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", Some("all_reduce"))]
+#[case(
+    "void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>",
+    Some("all_reduce")
+)]
+#[case(
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
+    Some("all_reduce")
+)]
 #[case("void at::native::reduce_kernel<512, 1>", None)]
 #[case("void at::native::broadcast_add", None)]
 fn collectives_are_told_by_their_kernels(#[case] kernel: &str, #[case] kind: Option<&str>) {
@@ -303,12 +345,27 @@ fn real_traces_read_as_they_were_counted(#[case] name: &str, #[case] figures: Fi
         panic!("one device: {:?}", profile.devices)
     };
     let count = |kind| {
-        let of_kind = device.work.iter().filter(|work| kind == "all" || work.kind == kind);
+        let of_kind = device
+            .work
+            .iter()
+            .filter(|work| kind == "all" || work.kind == kind);
         of_kind.map(|work| work.count).sum::<usize>()
     };
-    assert_eq!((count("all"), count("kernels")), (figures.events, figures.kernels));
-    let DeviceSummary { span_ns, busy_ns, sum_ns, idle, .. } = device;
-    assert_eq!((*busy_ns, *span_ns, *sum_ns), (figures.busy_ns, figures.span_ns, figures.sum_ns));
+    assert_eq!(
+        (count("all"), count("kernels")),
+        (figures.events, figures.kernels)
+    );
+    let DeviceSummary {
+        span_ns,
+        busy_ns,
+        sum_ns,
+        idle,
+        ..
+    } = device;
+    assert_eq!(
+        (*busy_ns, *span_ns, *sum_ns),
+        (figures.busy_ns, figures.span_ns, figures.sum_ns)
+    );
     assert_eq!(idle.total_ns(), span_ns - busy_ns);
     assert_eq!(profile.calls.total, figures.calls);
     assert_eq!(profile.calls.graph_launches, figures.graph_launches);
@@ -318,16 +375,29 @@ fn real_traces_read_as_they_were_counted(#[case] name: &str, #[case] figures: Fi
 
 #[test]
 fn the_real_traces_collectives_stand_on_their_stream() {
-    let Some(file) = real_trace("kineto_nccl_rank0.json.gz") else { return };
+    let Some(file) = real_trace("kineto_nccl_rank0.json.gz") else {
+        return;
+    };
     let summary = summary(&[only(&file)]);
     let device = &summary.profiles[0].devices[0];
     let on_stream: Vec<(u64, usize, i64)> = device
         .collectives
         .iter()
-        .map(|kernels| (kernels.stream, kernels.duration.count, kernels.duration.sum_ns))
+        .map(|kernels| {
+            (
+                kernels.stream,
+                kernels.duration.count,
+                kernels.duration.sum_ns,
+            )
+        })
         .collect();
-    assert!(on_stream.iter().all(|(stream, ..)| *stream == 40), "{on_stream:?}");
-    let total = on_stream.iter().fold((0, 0), |sum, one| (sum.0 + one.1, sum.1 + one.2));
+    assert!(
+        on_stream.iter().all(|(stream, ..)| *stream == 40),
+        "{on_stream:?}"
+    );
+    let total = on_stream
+        .iter()
+        .fold((0, 0), |sum, one| (sum.0 + one.1, sum.1 + one.2));
     assert_eq!(total, (21, 46_876_493));
     assert_eq!(device.delay.expect("launches are known").before_call, 0);
     assert_eq!(summary.ranks_missing, Some(1));

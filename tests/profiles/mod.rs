@@ -46,12 +46,24 @@ pub fn event(category: &str, name: &str, at: (&str, &str), tid: u64, args: &str)
 
 pub fn kernel(name: &str, ts: u64, dur: u64, stream: u64, correlation: u64) -> String {
     let args = format!(r#""device": 0, "stream": {stream}, "correlation": {correlation}"#);
-    event("kernel", name, (&ts.to_string(), &dur.to_string()), stream, &args)
+    event(
+        "kernel",
+        name,
+        (&ts.to_string(), &dur.to_string()),
+        stream,
+        &args,
+    )
 }
 
 pub fn call(name: &str, ts: u64, dur: u64, correlation: u64) -> String {
     let args = format!(r#""correlation": {correlation}"#);
-    event("cuda_runtime", name, (&ts.to_string(), &dur.to_string()), 1, &args)
+    event(
+        "cuda_runtime",
+        name,
+        (&ts.to_string(), &dur.to_string()),
+        1,
+        &args,
+    )
 }
 
 pub fn mark(category: &str, name: &str, ts: u64, dur: u64) -> String {
@@ -106,11 +118,11 @@ impl Export {
     }
 
     pub fn string(&self, text: &str) -> i64 {
-        let known = self.database.query_row(
-            "SELECT id FROM StringIds WHERE value = ?1",
-            [text],
-            |row| row.get(0),
-        );
+        let known =
+            self.database
+                .query_row("SELECT id FROM StringIds WHERE value = ?1", [text], |row| {
+                    row.get(0)
+                });
         known.unwrap_or_else(|_| {
             self.database
                 .execute("INSERT INTO StringIds (value) VALUES (?1)", [text])
@@ -136,7 +148,16 @@ impl Export {
         self.database
             .execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?1, ?2, ?3, 7, ?4, ?5, ?6, ?7, ?8)",
-                params![start, end, device, correlation, process << 24, name, short, node],
+                params![
+                    start,
+                    end,
+                    device,
+                    correlation,
+                    process << 24,
+                    name,
+                    short,
+                    node
+                ],
             )
             .expect("a row");
     }
