@@ -193,9 +193,10 @@ fn events_of_another_form_are_left_out_and_counted() {
         times("1", "-1"),
         times("null", "1"),
         times("1e99", "1"),
-        times("9223372036854775", "9223372036854775"),
+        times("4000000000000000", "1"),
         r#"{"ph": "X", "cat": "kernel", "name": {"no": "text"}, "ts": 1, "dur": 1}"#.to_owned(),
-        r#"{"ph": "X", "cat": "kernel", "args": [1, {"a": "}"}], "ts": 1, "dur": 1}"#.to_owned(),
+        r#"{"ph": "X", "cat": "kernel", "args": "a text with } in it", "ts": 1, "dur": 1}"#
+            .to_owned(),
         r#"{"ph": "X", "cat": "kernel", "pid": "GPU", "ts": 1, "dur": 1}"#.to_owned(),
         "17".to_owned(),
         kernel("k", 1, 1, 7, 1),
@@ -247,7 +248,7 @@ fn a_file_longer_than_the_window_reads_the_same() {
     let stack = "frame; ".repeat(400_000);
     events.insert(9000, mark("cpu_op", &stack, 5, 5));
     let text = trace(&events, 0, 1);
-    assert!(text.len() > 6 << 20, "{}", text.len());
+    assert!(text.len() > 5 << 20, "{}", text.len());
     let profile = profile_of(&text);
     assert_eq!(profile.gpu.len(), 20_000);
     assert_eq!(profile.names.text(profile.gpu[5].name), "ké \"5\" é {[");

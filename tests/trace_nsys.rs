@@ -355,6 +355,13 @@ fn a_database_that_is_no_export_is_refused_with_its_tables() {
 }
 
 #[test]
+fn an_export_without_rows_says_so() {
+    let folder = TempDir::new().expect("a folder");
+    let profile = only(&Export::new(&folder, "report.sqlite").close());
+    assert_eq!(profile.warnings, ["the profile holds no GPU work"]);
+}
+
+#[test]
 fn a_table_without_times_is_refused() {
     let folder = TempDir::new().expect("a folder");
     let export = Export::bare(&folder, "report.sqlite");

@@ -186,11 +186,6 @@ impl Trace {
         let arguments = event.args.as_ref();
         let argument = |pick: fn(&Arguments<'_>) -> Option<u64>| arguments.and_then(pick);
         let correlation = argument(|args| number(args.correlation));
-        if matches!(kind, Kind::Synchronisation) {
-            let stream = argument(|args| number(args.stream));
-            self.stream_of.extend(correlation.zip(stream));
-            return;
-        }
         let (Some(start), Some(length)) = (time(event.ts), time(event.dur)) else {
             self.gather.count("events without a time: left out");
             return;
@@ -236,7 +231,10 @@ impl Trace {
                 let name = self.gather.names.id(&event.name);
                 self.gather.mark(span, kind, thread, name);
             }
-            Kind::Synchronisation => {}
+            Kind::Synchronisation => {
+                let stream = argument(|args| number(args.stream));
+                self.stream_of.extend(correlation.zip(stream));
+            }
         }
     }
 

@@ -54,6 +54,10 @@ pub(super) fn read(file: &Path, sha256: &str) -> Result<Vec<Profile>, InputError
     export.calls(&mut processes)?;
     export.synchronisations(&mut processes)?;
     export.ranges(&mut processes)?;
+    if processes.is_empty() {
+        // Tables without rows: a profile that says it is empty.
+        processes.insert(None, Gather::default());
+    }
     Ok(processes
         .into_iter()
         .map(|(process, gather)| {
