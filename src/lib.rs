@@ -11,3 +11,4 @@ pub mod model;
 pub mod perfdb;
 pub mod replay;
 pub mod timing;
+pub mod trace;

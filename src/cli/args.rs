@@ -1,14 +1,17 @@
 //! Arguments.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::de::DeserializeOwned;
 
 use crate::case::{Date, ImportRequest};
 use crate::model::{BackendName, GemmDtype, MoeDtype};
-use crate::timing::Policy;
+use crate::replay::StepKind;
+use crate::timing::{Policy, Scope, Topology};
 
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
@@ -41,6 +44,8 @@ pub enum Command {
         /// One JSON object per case, one per line
         #[arg(long, conflicts_with_all = ["explain", "receipt"])]
         json: bool,
+        #[command(flatten)]
+        timeline: TimelineArguments,
     },
     /// What predictions rest on: host classes, missing and derived boundaries, transferred rows
     Coverage {
@@ -113,6 +118,11 @@ pub enum Command {
         #[command(subcommand)]
         command: TablesCommand,
     },
+    /// Work with profiles: Nsight Systems SQLite exports, PyTorch profiler traces (.json, .json.gz)
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
     /// Print a shell's completion script
     Completions { shell: Shell },
 }
@@ -129,6 +139,77 @@ impl PolicyName {
             Self::Strict => Policy::Strict,
             Self::Estimate => Policy::Estimate,
         }
+    }
+}
+
+/// A picture of a prediction in time.
+#[derive(Debug, Args)]
+pub struct TimelineArguments {
+    /// Write the estimate of one serving case as Chrome-trace JSON for ui.perfetto.dev, or, where
+    /// FILE ends in .svg, as a picture; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
+    /// Iteration to show op by op: its number, or slowest, slowest-prefill, slowest-mixed or
+    /// slowest-decode [default: slowest-mixed, else slowest]
+    #[arg(long, value_name = "STEP", requires = "timeline")]
+    pub step: Option<StepPick>,
+    /// Iterations to show op by op, A and B among them
+    #[arg(
+        long,
+        value_name = "A..B",
+        requires = "timeline",
+        conflicts_with = "step"
+    )]
+    pub steps: Option<StepRange>,
+    /// Show the iterations of a request's first token op by op
+    #[arg(long, value_name = "R", requires = "timeline", conflicts_with_all = ["step", "steps"])]
+    pub request: Option<u32>,
+}
+
+/// An iteration by number or by what it is.
+#[derive(Debug, Clone, Copy)]
+pub enum StepPick {
+    Number(usize),
+    /// The longest, of a kind where one is named.
+    Slowest(Option<StepKind>),
+}
+
+impl FromStr for StepPick {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "slowest" => Self::Slowest(None),
+            "slowest-prefill" => Self::Slowest(Some(StepKind::Prefill)),
+            "slowest-mixed" => Self::Slowest(Some(StepKind::Mixed)),
+            "slowest-decode" => Self::Slowest(Some(StepKind::Decode)),
+            number => Self::Number(number.parse().map_err(
+                |_| "expected a number, slowest, slowest-prefill, slowest-mixed or slowest-decode",
+            )?),
+        })
+    }
+}
+
+/// Iterations from `first` to `last`.
+#[derive(Debug, Clone, Copy)]
+pub struct StepRange {
+    pub first: usize,
+    pub last: usize,
+}
+
+impl FromStr for StepRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = |(first, last): (&str, &str)| {
+            let range = Self {
+                first: first.parse().ok()?,
+                last: last.parse().ok()?,
+            };
+            (range.first <= range.last).then_some(range)
+        };
+        (text.split_once("..").and_then(parse))
+            .ok_or_else(|| "expected two numbers in order, such as 10..12".to_owned())
     }
 }
 
@@ -238,6 +319,117 @@ pub enum TablesCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// What devices and hosts did: busy and idle time by cause, launches, graphs, synchronisations,
+    /// iterations, collectives. A file that is cut off is summarised as far as it goes, and the
+    /// exit code is 5
+    Summary {
+        /// One file per rank of one run
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Names of the marks that stand for iterations; `*` stands for anything [default: profiler
+        /// steps, else numbered annotations that speak of a step or iteration]
+        #[arg(long, value_name = "PATTERN")]
+        iteration: Option<String>,
+        /// One JSON object, times in integer nanoseconds
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rebuild each traced step on the lanes from its own host times, kernels and dependencies, and
+    /// compare its composed span with the traced one
+    Replay {
+        /// One file per rank of one run
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Names of the marks that stand for steps; `*` stands for anything [default: profiler
+        /// steps, else numbered annotations that speak of a step or iteration, else all as one]
+        #[arg(long, value_name = "PATTERN")]
+        iteration: Option<String>,
+        /// Write the traced and the composed run side by side as Chrome-trace JSON for
+        /// ui.perfetto.dev
+        #[arg(long, value_name = "FILE")]
+        timeline: Option<PathBuf>,
+        /// One JSON object, times in integer nanoseconds
+        #[arg(long)]
+        json: bool,
+    },
+    /// Turn the profiles of a run into timing rows of a host file: diagnostic ones, of which no
+    /// prediction is composed
+    Import(TraceImport),
+}
+
+/// A size of a topology on one node, as the loader of host rows allows it.
+fn size() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=8)
+}
+
+#[derive(Debug, Args)]
+pub struct TraceImport {
+    /// One file per rank of one run
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[arg(long)]
+    pub runtime: Runtime,
+    /// Exact version of the runtime
+    #[arg(long)]
+    pub version: String,
+    /// System, for example b200_sxm
+    #[arg(long)]
+    pub system: String,
+    /// File stem in data/models
+    #[arg(long)]
+    pub model: String,
+    /// Attention tensor parallelism
+    #[arg(long, value_parser = size())]
+    pub tp: u32,
+    /// Attention data parallelism
+    #[arg(long, default_value_t = 1, value_parser = size())]
+    pub dp: u32,
+    /// Expert parallelism
+    #[arg(long, default_value_t = 1, value_parser = size())]
+    pub moe_ep: u32,
+    /// Tensor parallelism of the experts [default: the ranks that --moe-ep leaves]
+    #[arg(long, value_parser = size())]
+    pub moe_tp: Option<u32>,
+    /// Host CPU model
+    #[arg(long)]
+    pub cpu: String,
+    /// Logical CPUs that the process was allowed to run on
+    #[arg(long)]
+    pub logical_cpus: Option<u32>,
+    /// Names of the marks that stand for iterations; `*` stands for anything [default: profiler
+    /// steps, else numbered annotations that speak of a step or iteration]
+    #[arg(long, value_name = "PATTERN")]
+    pub iteration: Option<String>,
+    /// The host file to write, for example data/host/NAME.yaml; its rows are named after it
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Replace the file of --out
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl TraceImport {
+    pub fn scope(&self) -> Scope {
+        let left = self.tp * self.dp / self.moe_ep;
+        Scope {
+            runtime: self.runtime.backend().as_str().to_owned(),
+            version: self.version.clone(),
+            system: self.system.clone(),
+            model: self.model.clone(),
+            topology: Topology {
+                tp: self.tp,
+                dp: self.dp,
+                moe_tp: self.moe_tp.unwrap_or(left.max(1)),
+                moe_ep: self.moe_ep,
+            },
+            cpu: self.cpu.clone(),
+            logical_cpus: self.logical_cpus,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
 pub enum CaseCommand {
     /// Turn a TensorRT-LLM options file or an SGLang command line into a case
     Import(CaseImport),
@@ -307,13 +499,19 @@ pub enum Runtime {
     Sglang,
 }
 
+impl Runtime {
+    fn backend(self) -> BackendName {
+        match self {
+            Self::Trtllm => BackendName::Trtllm,
+            Self::Sglang => BackendName::Sglang,
+        }
+    }
+}
+
 impl CaseImport {
     pub fn request(&self) -> ImportRequest {
         ImportRequest {
-            runtime: match self.runtime {
-                Runtime::Trtllm => BackendName::Trtllm,
-                Runtime::Sglang => BackendName::Sglang,
-            },
+            runtime: self.runtime.backend(),
             version: self.version.clone(),
             model: self.model.clone(),
             system: self.system.clone(),

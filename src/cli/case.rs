@@ -7,6 +7,7 @@ use crate::case::{ImportRequest, NoteKind, import as import_case};
 use crate::gate::Points;
 use crate::timing::InputError;
 
+use super::output::write_file;
 use super::run::Stop;
 
 /// Where the case goes.
@@ -30,7 +31,7 @@ pub fn import(
     }
     match &target.file {
         None => out.write_all(imported.text.as_bytes())?,
-        Some(file) => write(file, &imported.text, target.force)?,
+        Some(file) => write_file(file, imported.text.as_bytes(), "the case", target.force)?,
     }
     for note in imported.notes {
         let kind = match note.kind {
@@ -63,55 +64,4 @@ fn check(text: &str, source: &Path, points: &Points) -> Result<(), InputError> {
         error.what = format!("no valid case comes of these settings: {}", error.what);
         error
     })
-}
-
-/// Written beside the target and renamed: a reader sees the old file or the new one.
-fn write(file: &Path, text: &str, force: bool) -> Result<(), InputError> {
-    let refused = |what: String, help: &str| InputError::new(file, what, help);
-    let taken = || {
-        refused(
-            "the file is there already".to_owned(),
-            "choose another name, or replace it with --force",
-        )
-    };
-    if !force && file.symlink_metadata().is_ok() {
-        return Err(taken());
-    }
-    let folder = match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let unwritable = |error: std::io::Error| {
-        refused(
-            format!("cannot write the case: {error}"),
-            "check the folder and its permissions",
-        )
-    };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".case-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any new file: the user's mask takes away what it does.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut beside = builder.tempfile_in(folder).map_err(unwritable)?;
-    beside
-        .write_all(text.as_bytes())
-        .and_then(|()| beside.as_file().sync_all())
-        .map_err(unwritable)?;
-    if force {
-        beside
-            .persist(file)
-            .map_err(|error| unwritable(error.error))?;
-    } else {
-        // A file may have appeared since the look.
-        beside
-            .persist_noclobber(file)
-            .map_err(|error| match error.error.kind() {
-                std::io::ErrorKind::AlreadyExists => taken(),
-                _ => unwritable(error.error),
-            })?;
-    }
-    Ok(())
 }

@@ -10,12 +10,18 @@ mod gate;
 mod gate_junit;
 mod gate_report;
 mod ledger;
+mod output;
+mod pattern;
 mod predict;
+mod progress;
 mod run;
 mod select;
 mod sensitivity;
 mod tables;
 mod text;
+mod timeline;
 mod today;
+mod trace;
+mod trace_replay;
 
 pub use run::run;

@@ -10,10 +10,10 @@ use crate::case;
 use crate::gate::{NoVerdict, Points};
 use crate::timing::InputError;
 
-use super::args::{Arguments, CaseCommand, Command, TablesCommand};
+use super::args::{Arguments, CaseCommand, Command, TablesCommand, TraceCommand};
 use super::{
     ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables,
+    tables, timeline, trace, trace_replay,
 };
 
 /// Why a subcommand ended early.
@@ -103,13 +103,19 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
             explain,
             receipt,
             json,
+            timeline: asked,
         } => {
             let style = predict::Style {
                 explain,
                 receipt,
                 json,
             };
-            predict::run(&open()?, &cases, style, out)?;
+            let points = open()?;
+            let to_stdout = (asked.timeline.as_deref()).is_some_and(|file| file == Path::new("-"));
+            if !to_stdout {
+                predict::run(&points, &cases, style, out)?;
+            }
+            timeline::run(&points, &cases, &asked, out)?;
         }
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,
@@ -172,6 +178,32 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                     package_version,
                 },
         } => tables::import(source, models, systems, folder, package_version, out)?,
+        Command::Trace { command } => match command {
+            TraceCommand::Summary {
+                files,
+                iteration,
+                json,
+            } => trace::summary(&files, iteration.as_deref(), json, out)?,
+            TraceCommand::Replay {
+                files,
+                iteration,
+                timeline,
+                json,
+            } => {
+                let (pattern, file) = (iteration.as_deref(), timeline.as_deref());
+                trace_replay::run(&files, pattern, file, json, out)?;
+            }
+            TraceCommand::Import(asked) => {
+                let import = trace::Import {
+                    files: &asked.files,
+                    scope: asked.scope(),
+                    iteration: asked.iteration.as_deref(),
+                    out: &asked.out,
+                    force: asked.force,
+                };
+                trace::import(import, out)?;
+            }
+        },
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "stepgate", &mut script);

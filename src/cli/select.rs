@@ -1,15 +1,16 @@
 //! Which cases a command works on, and predicting them on every core.
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use crate::case::CaseFile;
 use crate::gate::{Points, Predicted};
 use crate::timing::InputError;
+
+use super::progress::Progress;
 
 /// A case by the name it is reported under.
 pub struct Selected {
@@ -116,11 +117,12 @@ pub fn on_every_core<T: Send>(
             });
         }
         drop(sender);
-        let mut progress = Progress::new(total);
-        let mut shown = 0;
+        let mut progress = Progress::new();
+        let (mut done, mut shown) = (0, 0);
         for (at, result) in receiver {
             waiting[at] = Some(result);
-            progress.tick();
+            done += 1;
+            progress.show(|| format!("predicted {done} of {total} cases"));
             while let Some(ready) = waiting.get_mut(shown).and_then(Option::take) {
                 progress.clear();
                 each(ready?)?;
@@ -130,39 +132,4 @@ pub fn on_every_core<T: Send>(
         progress.clear();
         Ok(())
     })
-}
-
-/// A counter on a terminal's standard error, once a command has run for a second.
-struct Progress {
-    total: usize,
-    done: usize,
-    begun: Instant,
-    shown: bool,
-}
-
-impl Progress {
-    fn new(total: usize) -> Self {
-        Self {
-            total,
-            done: 0,
-            begun: Instant::now(),
-            shown: false,
-        }
-    }
-
-    fn tick(&mut self) {
-        self.done += 1;
-        if self.begun.elapsed() > Duration::from_secs(1) && io::stderr().is_terminal() {
-            eprint!("\rpredicted {} of {} cases", self.done, self.total);
-            let _ = io::stderr().flush();
-            self.shown = true;
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.shown {
-            eprint!("\r\x1b[2K");
-            self.shown = false;
-        }
-    }
 }

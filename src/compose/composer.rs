@@ -12,7 +12,7 @@ use crate::timing::{
 
 use super::fast::{Course, Segments, Walk};
 use super::fault::Fault;
-use super::lanes::{self, LaneStart, PathStart, StepTimes};
+use super::lanes::{self, LaneStart, OpRun, PathStart, StepTimes};
 use super::path::{Part, PathTerm, Paths, TermRange};
 
 /// How steps are composed.
@@ -450,6 +450,22 @@ impl Composer {
         (costs.before_first_ms + costs.dispatch_ms, terms)
     }
 
+    /// Host work of a step on `lane` before its first launch: prepare and graph launch, in
+    /// milliseconds, where they have a row.
+    pub fn before_first(
+        &self,
+        mode: HostMode,
+        lane: usize,
+    ) -> impl Iterator<Item = (Part, f64)> + use<'_> {
+        let costs = self.host[mode as usize][lane];
+        [
+            (Part::HostPrepare, costs.prepare),
+            (Part::GraphLaunch, costs.launch),
+        ]
+        .into_iter()
+        .filter_map(|(part, lookup)| Some((part, self.pricer.ms(lookup?))))
+    }
+
     /// Ops of a module with how often each stands in the forward.
     pub fn ops_of(&self, module: Module) -> Vec<(OpIndex, f64)> {
         self.plan
@@ -474,6 +490,28 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
+        self.compose(loads, execution, start, None)
+    }
+
+    /// Composes one step op by op and says how each op ran, in the order of the forward.
+    pub fn step_ops(
+        &mut self,
+        loads: &[RankLoad],
+        execution: Execution,
+        start: &LaneStart,
+    ) -> (StepTimes, Vec<OpRun>) {
+        let mut runs = Vec::new();
+        let times = self.compose(loads, execution, start, Some(&mut runs));
+        (times, runs)
+    }
+
+    fn compose(
+        &mut self,
+        loads: &[RankLoad],
+        execution: Execution,
+        start: &LaneStart,
+        runs: Option<&mut Vec<OpRun>>,
+    ) -> StepTimes {
         let prompts = loads.iter().any(|load| !load.prompts.is_empty());
         let any = self.price_step(loads, execution);
         let cut = self.segments.of(&any);
@@ -488,9 +526,9 @@ impl Composer {
                 _ => cut.launches,
             },
         };
-        if self.method == Method::OpByOp {
+        if self.method == Method::OpByOp || runs.is_some() {
             return match self.fault {
-                None => lanes::run(&priced, start),
+                None => lanes::run(&priced, start, runs),
                 Some(fault) => fault.run(&priced, start),
             };
         }

@@ -60,13 +60,13 @@ impl Fault {
             Self::PeerWaitDropped => each_lane(start, |lane| alone(step, start, lane)),
             Self::SumForMax => each_lane(start, |lane| in_series(step, start, lane)),
             Self::WaitsInTransfer => {
-                let mut times = lanes::run(step, start);
+                let mut times = lanes::run(step, start, None);
                 for (ms, wait) in times.gpu_ms.iter_mut().zip(&times.wait_ms) {
                     *ms += wait;
                 }
                 times
             }
-            _ => lanes::run(step, start),
+            _ => lanes::run(step, start, None),
         }
     }
 }
@@ -95,7 +95,7 @@ fn alone(step: &PricedStep<'_>, start: &LaneStart, lane: usize) -> StepTimes {
         host_ms: vec![start.host_ms[lane]],
         gpu_ms: vec![start.gpu_ms[lane]],
     };
-    let mut times = lanes::run(&alone, &start);
+    let mut times = lanes::run(&alone, &start, None);
     for path in &mut times.gpu_path {
         path.from = match path.from {
             PathStart::Host(_) => PathStart::Host(lane),

@@ -56,6 +56,22 @@ pub struct StepTimes {
     pub wait_ms: Vec<f64>,
 }
 
+/// One op on one lane of a step, as it ran. Times in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpRun {
+    pub op: OpIndex,
+    pub lane: usize,
+    /// When the host had submitted it.
+    pub submitted_ms: f64,
+    /// When host and stream let it start.
+    pub arrival_ms: f64,
+    /// When it started: a collective starts when the last lane is there.
+    pub begin_ms: f64,
+    pub end_ms: f64,
+    /// Lane whose arrival it started on: its own, or the last one at a collective.
+    pub started_by: usize,
+}
+
 /// A link of a path, in the order ops started.
 #[derive(Clone, Copy)]
 struct Link {
@@ -75,8 +91,12 @@ enum Before {
     Link(u32),
 }
 
-/// Runs a step op by op.
-pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
+/// Runs a step op by op, and adds what each op did to `runs` where that is asked for.
+pub(super) fn run(
+    step: &PricedStep<'_>,
+    start: &LaneStart,
+    mut runs: Option<&mut Vec<OpRun>>,
+) -> StepTimes {
     let lanes = start.host_ms.len();
     let mut links: Vec<Link> = Vec::new();
     let mut launches = vec![0_u32; lanes];
@@ -113,7 +133,8 @@ pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
                 *begin = *ms;
             }
         }
-        if info.key.is_collective() {
+        let collective = info.key.is_collective();
+        if collective {
             let late = latest(&arrival);
             let (begin, before) = arrival[late];
             links.push(Link {
@@ -138,6 +159,20 @@ pub(super) fn run(step: &PricedStep<'_>, start: &LaneStart) -> StepTimes {
                 gpu_ms[lane] = begin + step.ms(lane, op);
                 last[lane] = Before::Link(links.len() as u32 - 1);
             }
+        }
+        if let Some(runs) = runs.as_deref_mut() {
+            runs.extend((0..lanes).map(|lane| {
+                let started_by = if collective { latest(&arrival) } else { lane };
+                OpRun {
+                    op,
+                    lane,
+                    submitted_ms: ready[lane] + step.dispatch_ms(lane, launches[lane]),
+                    arrival_ms: arrival[lane].0,
+                    begin_ms: arrival[started_by].0,
+                    end_ms: gpu_ms[lane],
+                    started_by,
+                }
+            }));
         }
     }
     let host_ms = (0..lanes)

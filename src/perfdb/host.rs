@@ -4,25 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Deserialize;
-
 use crate::timing::{
-    Boundary, CaptureOutcome, Execution, HostClass, InputError, Policy, Provenance, Row, Scope,
-    SourceCell, Topology, read_text,
+    Boundary, CaptureOutcome, Execution, HostClass, HostFile, InputError, Policy, Provenance, Row,
+    Scope, SourceCell, Topology, read_text,
 };
 
 /// Every host and boundary row of a data folder.
 #[derive(Debug, Default)]
 pub struct HostRows {
     rows: Vec<Arc<Row>>,
-}
-
-/// A `data/host/*.yaml` file: one scope and its rows.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostFile {
-    scope: Scope,
-    rows: Vec<Row>,
+    diagnostic: Vec<Arc<Row>>,
 }
 
 /// What a step or request asks of the host rows.
@@ -77,10 +68,11 @@ impl HostRows {
             Err(error) => return Err(unreadable(error)),
         }
         files.sort();
-        let mut rows = Vec::new();
+        let (mut rows, mut diagnostic) = (Vec::new(), Vec::new());
         let mut seen = BTreeSet::new();
         for file in files {
-            for row in read_file(&file)? {
+            let read = read_file(&file)?;
+            for row in read.rows.iter().chain(&read.diagnostic) {
                 if !seen.insert(row.id.clone()) {
                     return Err(InputError::new(
                         &file,
@@ -88,15 +80,21 @@ impl HostRows {
                         "give each host row an id of its own",
                     ));
                 }
-                rows.push(row);
             }
+            rows.extend(read.rows);
+            diagnostic.extend(read.diagnostic);
             refuse_twins(&rows, &file)?;
         }
-        Ok(Self { rows })
+        Ok(Self { rows, diagnostic })
     }
 
     pub fn all(&self) -> &[Arc<Row>] {
         &self.rows
+    }
+
+    /// Rows of profilers and module timing: kept for reading, found by no lookup.
+    pub fn diagnostic(&self) -> &[Arc<Row>] {
+        &self.diagnostic
     }
 
     /// Looks up a boundary: in the scope that differs least from the case's, measured rows before
@@ -223,7 +221,7 @@ fn by_rank(rows: Vec<Arc<Row>>) -> Vec<Vec<Arc<Row>>> {
         .collect()
 }
 
-fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
+fn read_file(file: &Path) -> Result<HostRows, InputError> {
     let text = read_text(file, "the host rows")?;
     let parsed: HostFile = serde_yaml::from_str(&text).map_err(|error| {
         let fault = InputError::new(
@@ -248,15 +246,20 @@ fn read_file(file: &Path) -> Result<Vec<Arc<Row>>, InputError> {
         .field("scope.topology"));
     }
     let scope = Arc::new(parsed.scope);
-    parsed
-        .rows
-        .into_iter()
-        .map(|mut row| {
-            check(&row, topology, file)?;
-            row.scope = Some(Arc::clone(&scope));
-            Ok(Arc::new(row))
-        })
-        .collect()
+    let checked = |rows: Vec<Row>, check: fn(&Row, Topology, &Path) -> Result<(), InputError>| {
+        rows.into_iter()
+            .map(|mut row| {
+                check(&row, topology, file)?;
+                row.scope = Some(Arc::clone(&scope));
+                Ok(Arc::new(row))
+            })
+            .collect::<Result<Vec<_>, InputError>>()
+    };
+    let diagnostic = parsed.diagnostic.map(|diagnostic| diagnostic.rows);
+    Ok(HostRows {
+        rows: checked(parsed.rows, check_composed)?,
+        diagnostic: checked(diagnostic.unwrap_or_default(), check_diagnostic)?,
+    })
 }
 
 /// Refuses two rows that no lookup can tell apart: their mean would be nobody's measurement.
@@ -288,6 +291,7 @@ const GPUS_MAX: u32 = 8;
 /// Longest time that is taken for one: a day, in milliseconds.
 const MS_MAX: f64 = 86_400_000.0;
 
+/// What any row must be.
 fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
     if row.rank.is_some_and(|rank| rank >= topology.ranks()) {
         return Err(InputError::new(
@@ -306,6 +310,12 @@ fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
         )
         .field("samples.mean_ms"));
     }
+    Ok(())
+}
+
+/// What a row must be that predictions are composed of.
+fn check_composed(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
+    check(row, topology, file)?;
     if row.samples.observer.is_diagnostic() {
         return Err(InputError::new(
             file,
@@ -324,6 +334,23 @@ fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
             "say in which mode it was measured: eager, full_graph or piecewise",
         )
         .field("execution"));
+    }
+    Ok(())
+}
+
+/// A diagnostic list that held a composed observer's row would hide it from every prediction.
+fn check_diagnostic(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
+    check(row, topology, file)?;
+    if !row.samples.observer.is_diagnostic() {
+        return Err(InputError::new(
+            file,
+            format!(
+                "row `{}` was observed by {}, which is no diagnostic observer",
+                row.id, row.samples.observer
+            ),
+            "move the row to `rows`",
+        )
+        .field("samples.observer"));
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::perfdb::Refusal;
 
 use super::lanes::Lanes;
 use super::log::{IterationRecord, RequestRecord, StepLog};
+use super::record::Detail;
 
 /// A point in time that orders: by time, then request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,6 +80,8 @@ pub(super) struct Replayed {
     pub paths: Paths,
     /// POST, arrival, schedule and first token of each request.
     pub stamps: Vec<[Stamp; 4]>,
+    /// Iterations in detail, where they were asked for.
+    pub detail: Option<Detail>,
 }
 
 pub(super) struct Client {
@@ -220,7 +223,7 @@ impl Client {
     }
 
     /// Closes the books.
-    pub fn close(self, lanes: Lanes<'_>, iterations: Vec<IterationRecord>) -> Replayed {
+    pub fn close(self, mut lanes: Lanes<'_>, iterations: Vec<IterationRecord>) -> Replayed {
         let requests = self
             .requests
             .iter()
@@ -248,11 +251,13 @@ impl Client {
                 ]
             })
             .collect();
+        let log = StepLog {
+            iterations,
+            requests,
+        };
         Replayed {
-            log: StepLog {
-                iterations,
-                requests,
-            },
+            detail: lanes.detail(&log),
+            log,
             paths: lanes.paths,
             stamps,
         }

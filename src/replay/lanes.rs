@@ -5,6 +5,9 @@ use crate::model::RankLoad;
 use crate::perfdb::LookupId;
 use crate::timing::{Execution, HostMode};
 
+use super::log::StepLog;
+use super::record::{Detail, Recorder};
+
 pub(super) struct Lanes<'a> {
     composer: &'a mut Composer,
     pub paths: Paths,
@@ -17,6 +20,8 @@ pub(super) struct Lanes<'a> {
     egress: Stretch,
     starts: LaneStart,
     before: [Vec<Stamp>; 2],
+    /// Keeps chosen steps in detail; its composer goes op by op.
+    recorder: Option<Recorder>,
 }
 
 /// A lane's host work of a step.
@@ -62,7 +67,26 @@ impl<'a> Lanes<'a> {
                 gpu_ms: vec![0.0; lanes],
             },
             before: [vec![origin; lanes], vec![origin; lanes]],
+            recorder: None,
         }
+    }
+
+    /// Keeps chosen iterations in detail from here on.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Says which iteration the scheduler is in.
+    pub fn iteration(&mut self, iteration: usize) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.iteration = iteration;
+        }
+    }
+
+    /// What was kept in detail, of a run with this log.
+    pub fn detail(&mut self, log: &StepLog) -> Option<Detail> {
+        let recorder = self.recorder.take()?;
+        Some(recorder.close(self.composer, log.clone()))
     }
 
     /// When a request that the client posts at `post` is in the server's queue.
@@ -111,7 +135,14 @@ impl<'a> Lanes<'a> {
             }
             return mode;
         }
-        let times = self.composer.step(loads, execution, from);
+        let times = match &mut self.recorder {
+            Some(recorder) => {
+                let submitted_ms: Vec<f64> = self.host.iter().map(|host| host.ms).collect();
+                let how = (execution, mode);
+                recorder.step(self.composer, loads, how, from, &submitted_ms)
+            }
+            None => self.composer.step(loads, execution, from),
+        };
         for (lane, path) in times.gpu_path.iter().enumerate() {
             let parent = path.from.stamp(starts, before);
             let terms = paths.store(&path.terms);
@@ -126,11 +157,18 @@ impl<'a> Lanes<'a> {
         for ((host, end), fixed) in self.host.iter_mut().zip(gpu).zip(fixed) {
             *host = self.paths.after(end.latest(*host), fixed.finish);
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.finish(fixed.iter().map(|fixed| fixed.finish.ms));
+        }
     }
 
     /// When the client has what the server responds at `respond`.
     pub fn egress(&mut self, respond: Stamp) -> Stamp {
-        self.paths.after(respond, self.egress)
+        let at_client = self.paths.after(respond, self.egress);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.respond(respond.ms, at_client.ms);
+        }
+        at_client
     }
 }
 

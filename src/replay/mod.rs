@@ -8,6 +8,7 @@ mod lengths;
 mod log;
 mod metrics;
 mod predict;
+mod record;
 mod sglang;
 mod trtllm;
 
@@ -17,3 +18,4 @@ pub use lengths::draw as draw_lengths;
 pub use log::{IterationRecord, RankRecord, RequestRecord, StepKind, StepLog};
 pub use metrics::{Metric, Quantile};
 pub use predict::{Outcome, Prediction, Replayer, RequestWay};
+pub use record::{Detail, Doing, On, Slice, SliceId};

@@ -1,6 +1,7 @@
 //! From a scenario to a prediction under one policy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use crate::compose::{Composer, Fault, Method, Part, Paths, Receipt, Stamp};
@@ -13,6 +14,7 @@ use super::client::Replayed;
 use super::lengths;
 use super::log::{StepKind, StepLog};
 use super::metrics::Metric;
+use super::record::{Detail, Recorder};
 use super::{sglang, trtllm};
 
 /// A predicted serving point. Times in milliseconds.
@@ -203,6 +205,54 @@ impl Replayer {
         ))
     }
 
+    /// Replays a predicted scenario again, op by op on the schedule of its `log`, and keeps the
+    /// `chosen` iterations in detail.
+    pub fn detail(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+        log: &StepLog,
+        chosen: RangeInclusive<usize>,
+    ) -> Result<Result<Detail, Refusal>, InputError> {
+        let mut composer = match self.composer(scenario, policy)? {
+            Ok(composer) => composer,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        composer.set_method(Method::OpByOp);
+        let capacity = self.kv_capacity(scenario)?;
+        let lengths = lengths::draw(&scenario.workload);
+        let recorder = Recorder::new(chosen, composer.lanes());
+        let (run, made) = (&mut composer, &lengths);
+        let replayed = Self::execute(scenario, run, made, capacity, Some(log), Some(recorder));
+        Ok(replayed.and_then(|replayed| {
+            replayed.detail.ok_or_else(|| Refusal {
+                missing: "the replay kept no iteration".to_owned(),
+            })
+        }))
+    }
+
+    fn execute(
+        scenario: &Scenario,
+        composer: &mut Composer,
+        lengths: &[(u32, u32)],
+        capacity: Option<KvCapacity>,
+        recorded: Option<&StepLog>,
+        recorder: Option<Recorder>,
+    ) -> Result<Replayed, Refusal> {
+        match scenario.deployment.backend.name {
+            BackendName::Trtllm => {
+                trtllm::Executor::new(scenario, composer, lengths, capacity, recorded)
+                    .recording(recorder)
+                    .run()
+            }
+            BackendName::Sglang => {
+                sglang::Executor::new(scenario, composer, lengths, capacity, recorded)?
+                    .recording(recorder)
+                    .run()
+            }
+        }
+    }
+
     fn replay(
         mut composer: Composer,
         scenario: &Scenario,
@@ -227,14 +277,9 @@ impl Replayer {
             });
         }
         let (run, made) = (&mut composer, &lengths);
-        let Replayed { log, paths, stamps } = match scenario.deployment.backend.name {
-            BackendName::Trtllm => {
-                trtllm::Executor::new(scenario, run, made, capacity, recorded).run()?
-            }
-            BackendName::Sglang => {
-                sglang::Executor::new(scenario, run, made, capacity, recorded)?.run()?
-            }
-        };
+        let Replayed {
+            log, paths, stamps, ..
+        } = Self::execute(scenario, run, made, capacity, recorded, None)?;
         let times = |of: &dyn Fn(&super::RequestRecord) -> Option<f64>| {
             log.requests
                 .iter()

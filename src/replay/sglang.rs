@@ -36,6 +36,7 @@ use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Turn};
 use super::lanes::Lanes;
 use super::log::{IterationRecord, RankRecord, StepLog};
+use super::record::Recorder;
 
 /// The runtime's weight of a prefill batch against `scheduler_recv_interval`.
 const PREFILL_WEIGHT: u32 = 1000;
@@ -176,6 +177,14 @@ impl<'a> Executor<'a> {
         })
     }
 
+    /// Keeps iterations in detail.
+    pub(super) fn recording(mut self, recorder: Option<Recorder>) -> Self {
+        if let Some(recorder) = recorder {
+            self.lanes.record(recorder);
+        }
+        self
+    }
+
     /// Runs every request to its last token.
     pub(super) fn run(mut self) -> Result<Replayed, Refusal> {
         loop {
@@ -194,6 +203,7 @@ impl<'a> Executor<'a> {
         };
         // Requests are in rank 0's queue.
         let start = self.lanes.host[0];
+        self.lanes.iteration(self.log.len());
         if let Some((held, from)) = self.held.take() {
             self.client.weigh_held(&mut self.lanes, held, from, start);
         }

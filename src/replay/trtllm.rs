@@ -21,6 +21,7 @@ use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Request, Turn};
 use super::lanes::Lanes;
 use super::log::{IterationRecord, RankRecord, StepLog};
+use super::record::Recorder;
 
 /// Tokens of one block of the paged KV cache: the runtime's default.
 const BLOCK: u32 = 32;
@@ -138,6 +139,14 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// Keeps iterations in detail.
+    pub(super) fn recording(mut self, recorder: Option<Recorder>) -> Self {
+        if let Some(recorder) = recorder {
+            self.lanes.record(recorder);
+        }
+        self
+    }
+
     /// Runs every request to its last token.
     pub(super) fn run(mut self) -> Result<Replayed, Refusal> {
         loop {
@@ -170,6 +179,7 @@ impl<'a> Executor<'a> {
         let held = held.0.map(|part| (part, held.1));
         self.held = held.map(|held| (held, start));
         self.lanes.host.fill(start);
+        self.lanes.iteration(self.log.len());
         let dispatched = step
             .as_ref()
             .map(|(execution, ranks)| self.dispatch(start, *execution, ranks, &chosen));

@@ -63,7 +63,8 @@ impl fmt::Display for Boundary {
 pub enum Execution {
     /// The host submits op after op.
     Eager,
-    /// One launch replays every node; the batch is padded to the captured one.
+    /// One launch replays every node; the batch is padded to the captured one. 0: the source does
+    /// not say which size was captured.
     FullGraph { captured_batch: u32 },
     /// Captured segments with eager ops between them; tokens are padded to the captured count.
     Piecewise { captured_tokens: u32 },

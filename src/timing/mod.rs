@@ -6,6 +6,7 @@ mod execution;
 mod fault;
 mod file;
 mod hash;
+mod host_file;
 mod row;
 mod table;
 
@@ -15,6 +16,7 @@ pub use execution::{Boundary, CaptureOutcome, Execution, HostMode, Observer};
 pub use fault::{InputError, Place};
 pub use file::read_text;
 pub use hash::NumberMap;
+pub use host_file::{Diagnostic, HostFile, IterationCounts, ProfileCapture};
 pub use row::{
     Duplicates, Origin, Provenance, Row, RowId, Rows, Samples, Scope, SourceCell, Topology,
 };

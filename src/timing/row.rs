@@ -45,17 +45,17 @@ pub enum Provenance {
 pub struct Samples {
     pub mean_ms: f64,
     /// Number of samples; absent where the source does not say.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50_ms: Option<f64>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ms: Option<f64>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_ms: Option<f64>,
     pub observer: Observer,
     /// SHA-256 of the raw artefact, where it is at hand.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artefact_sha256: Option<String>,
 }
 
@@ -100,7 +100,7 @@ pub struct Scope {
     /// Host CPU model.
     pub cpu: String,
     /// Logical CPUs the process was allowed to run on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logical_cpus: Option<u32>,
 }
 
@@ -118,13 +118,13 @@ pub struct Row {
     /// Step phase the samples cover; `prefill_or_mixed`: steps with prompts only.
     pub phase: String,
     /// Rank the row belongs to; absent where it holds for the server as a whole.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     /// Further boundaries whose time is inside this row, where the source cannot tell them apart.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub includes: Vec<Boundary>,
     /// Shape the samples were taken at, for example `isl: 1024`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shape: BTreeMap<String, u64>,
     pub samples: Samples,
     pub provenance: Provenance,
