@@ -222,7 +222,8 @@ pub enum TablesCommand {
         /// The wheel, or an unpacked `systems` folder
         source: PathBuf,
         /// Models, by the name behind the owner in the package's config files, for example
-        /// gpt-oss-120b; ID=NAME gives one another id
+        /// gpt-oss-120b; ID=NAME gives one another id, ID=FILE.json takes a config of your own,
+        /// and @SYSTEM or @SYSTEM/BACKEND behind it limits where its rows come from
         #[arg(long, value_delimiter = ',', required = true)]
         models: Vec<String>,
         /// Systems, for example b200_sxm

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use crate::compose::{Composer, Method, Part, Paths, Receipt, Stamp};
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::perfdb::{Database, Pricer, Refusal};
-use crate::timing::{Coverage, InputError, Origin, Policy, RowId, Rows};
+use crate::timing::{Coverage, HostMode, InputError, Origin, Policy, RowId, Rows};
 
 use super::capacity::KvCapacity;
 use super::client::Replayed;
 use super::lengths;
-use super::log::{StepKind, StepLog};
+use super::log::StepLog;
 use super::metrics::Metric;
 use super::{sglang, trtllm};
 
@@ -244,9 +244,9 @@ impl Replayer {
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
         let (mut counts, mut modes) = (BTreeMap::new(), BTreeSet::new());
         for iteration in &log.iterations {
-            if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
-                *counts.entry((kind, execution.mode())).or_insert(0) += 1;
-                modes.insert(execution.host_mode(kind != StepKind::Decode).name());
+            if let (Some(kind), Some(mode)) = (iteration.kind(), iteration.mode()) {
+                *counts.entry((kind, mode)).or_insert(0) += 1;
+                modes.extend(iteration.host_modes().map(HostMode::name));
             }
         }
         let steps = counts

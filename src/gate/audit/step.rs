@@ -23,6 +23,22 @@ pub(super) struct Load {
 }
 
 impl Load {
+    /// Its generation requests alone.
+    pub(super) fn generation(&self) -> Self {
+        Self {
+            prompts: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// Its prompts alone.
+    pub(super) fn context(&self) -> Self {
+        Self {
+            prompts: self.prompts.clone(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn prompt_tokens(&self) -> u32 {
         self.prompts.iter().map(|(_, tokens)| tokens).sum()
     }
@@ -302,7 +318,7 @@ impl Auditor<'_> {
     }
 
     /// Prices a kernel for one rank group's load.
-    fn price(&mut self, task: usize, load: &Load, loads: &[Load]) -> Rc<Cost> {
+    fn price(&mut self, task: usize, load: &Load, loads: &[Load], mode: usize) -> Rc<Cost> {
         let kind = self.tasks[task];
         // A group without a prompt, or without generation, has nothing to do there.
         if kind.needs().is_some_and(|phase| !load.has(phase)) {
@@ -328,6 +344,13 @@ impl Auditor<'_> {
                 return Rc::new(mean);
             }
             Task::Attend { .. } | Task::AttendLatent(_) => {
+                if let Task::Attend { window, .. } = kind {
+                    let layers = self.forward.iter().filter(|(of, _)| *of == task).count();
+                    let work = (load.padded, load.kv_sum);
+                    if let Some(share) = self.measured_attention(mode, window, work, layers) {
+                        return Rc::new(self.cost(Part::Kernel, &[share]));
+                    }
+                }
                 let batch = f64::from(load.padded);
                 let mean_kv = load.kv_sum as f64 / batch;
                 return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0, 1.0));
@@ -373,7 +396,7 @@ impl Auditor<'_> {
         for load in loads {
             for task in 0..kinds {
                 costs.push(if self.tasks[task].runs(prompts, generation) {
-                    self.price(task, load, loads)
+                    self.price(task, load, loads, mode)
                 } else {
                     Rc::clone(&nothing)
                 });
