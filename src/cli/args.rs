@@ -10,6 +10,8 @@ use crate::case::{Date, ImportRequest};
 use crate::model::{BackendName, GemmDtype, MoeDtype};
 use crate::timing::Policy;
 
+use super::compare::Setting;
+
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
 #[derive(Debug, Parser)]
@@ -40,6 +42,23 @@ pub enum Command {
         receipt: bool,
         /// One JSON object per case, one per line
         #[arg(long, conflicts_with_all = ["explain", "receipt"])]
+        json: bool,
+    },
+    /// Two serving cases side by side, or one before and after a change of its keys: throughput,
+    /// TTFT, TPOT, their parts and the steps
+    Compare {
+        /// Case name or path of a case file
+        #[arg(value_name = "CASE_A")]
+        a: String,
+        /// The other case
+        #[arg(value_name = "CASE_B", required_unless_present = "set")]
+        b: Option<String>,
+        /// Compare with CASE_A under another value of a key, such as
+        /// serving.mixed_execution=split; null takes the key out; may be given again
+        #[arg(long, value_name = "KEY=VALUE", conflicts_with = "b", value_parser = Setting::parse)]
+        set: Vec<Setting>,
+        /// JSON instead of text
+        #[arg(long)]
         json: bool,
     },
     /// What predictions rest on: host classes, missing and derived boundaries, transferred rows

@@ -12,8 +12,8 @@ use crate::timing::InputError;
 
 use super::args::{Arguments, CaseCommand, Command, TablesCommand};
 use super::{
-    ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables,
+    ablation, accuracy, case as case_command, compare, coverage, drift, gate, ledger, predict,
+    sensitivity, tables,
 };
 
 /// Why a subcommand ended early.
@@ -110,6 +110,9 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 json,
             };
             predict::run(&open()?, &cases, style, out)?;
+        }
+        Command::Compare { a, b, set, json } => {
+            compare::run(&open()?, &a, b.as_deref(), &set, json, out)?;
         }
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,

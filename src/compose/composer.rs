@@ -418,8 +418,16 @@ impl Composer {
             finish: eager[lane].finish,
             ..HostCosts::default()
         });
+        let launched = graph.iter().all(|costs| costs.launch.is_some());
         self.host[HostMode::SplitContext as usize] = context.collect();
         self.host[HostMode::SplitDecode as usize] = decode;
+        // A graph's row may hold its launch inside another time, which a split step does not take.
+        if !launched {
+            self.gaps.insert(Gap {
+                boundary: Boundary::GraphLaunch,
+                mode: Some(HostMode::SplitDecode.name()),
+            });
+        }
     }
 
     fn note_derived(
@@ -698,12 +706,7 @@ impl Composer {
     }
 
     /// Prices the ops of a step and returns what all ranks together launch.
-    fn price_step(
-        &mut self,
-        mode: HostMode,
-        loads: &[RankLoad],
-        execution: Execution,
-    ) -> RankLoad {
+    fn price_step(&mut self, mode: HostMode, loads: &[RankLoad], execution: Execution) -> RankLoad {
         self.lookups.clear();
         self.times_ms.clear();
         // A step launches an op on every lane or on none: collectives need them all.

@@ -303,7 +303,10 @@ fn refuse_twins(rows: &[Arc<Row>], file: &Path) -> Result<(), InputError> {
             (row.rank, row.samples.observer, derived),
             // A kernel's one row is scaled to any shape.
             if kernel {
-                (Some((row.module.clone(), row.covers_decode())), BTreeMap::new())
+                (
+                    Some((row.module.clone(), row.covers_decode())),
+                    BTreeMap::new(),
+                )
             } else {
                 (None, row.shape.clone())
             },
@@ -364,7 +367,10 @@ fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
             return Err(InputError::new(
                 file,
                 format!("row `{}` does not say what its kernel worked on", row.id),
-                format!("give its execution mode and the shape: {}", counts.join(", ")),
+                format!(
+                    "give its execution mode and the shape: {}",
+                    counts.join(", ")
+                ),
             )
             .field("shape"));
         }

@@ -168,9 +168,8 @@ impl Pricer {
     }
 
     fn host_row(&mut self, row: &Arc<Row>) -> RowId {
-        let same = |id: &RowId| {
-            matches!(self.rows.origin(*id), Origin::Host(known) if known.id == row.id)
-        };
+        let same =
+            |id: &RowId| matches!(self.rows.origin(*id), Origin::Host(known) if known.id == row.id);
         let known = self.rows.ids().find(same);
         known.unwrap_or_else(|| {
             self.rows

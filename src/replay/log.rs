@@ -63,11 +63,12 @@ impl IterationRecord {
         })
     }
 
-    /// Modes of the host work in the step.
+    /// Modes whose rows the host work of the step rests on. A split step takes those of an eager
+    /// one, and the launch of a graph.
     pub fn host_modes(&self) -> impl Iterator<Item = HostMode> + use<> {
         let prompts = self.kind() != Some(StepKind::Decode);
         let of = |(execution, _): &(Execution, _)| execution.host_mode(prompts);
-        let graph = self.decode_graph.map(|_| HostMode::FullGraph);
+        let graph = self.decode_graph.map(|_| HostMode::SplitDecode);
         self.step.as_ref().map(of).into_iter().chain(graph)
     }
 

@@ -69,7 +69,10 @@ impl Auditor<'_> {
                     let parts = match iteration.decode_graph {
                         // Generation first; the context goes on where the host and the GPU are.
                         Some(_) => vec![
-                            (SPLIT_GENERATION, loads.iter().map(Load::generation).collect()),
+                            (
+                                SPLIT_GENERATION,
+                                loads.iter().map(Load::generation).collect(),
+                            ),
                             (SPLIT_CONTEXT, loads.iter().map(Load::context).collect()),
                         ],
                         None => vec![(mode, loads)],
