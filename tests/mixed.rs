@@ -92,9 +92,11 @@ fn cut(toy: &Toy) -> Scenario {
     scenario
 }
 
-/// What the context of each iteration computes: request, tokens before, tokens now; and the
-/// generation requests beside it.
-fn pieces(prediction: &Prediction) -> Vec<(Vec<(u32, u32, u32)>, u32)> {
+/// Pieces of prompts: request, tokens before, tokens now.
+type Pieces = Vec<(u32, u32, u32)>;
+
+/// What the context of each iteration computes, and the generation requests beside it.
+fn pieces(prediction: &Prediction) -> Vec<(Pieces, u32)> {
     let iterations = prediction.log.iterations.iter();
     let steps = iterations.filter_map(|iteration| iteration.step.as_ref());
     steps

@@ -220,7 +220,6 @@ impl Replayer {
             generation: requests,
             padded: requests,
             kv_sum: u64::from(requests) * u64::from(mean_kv),
-            ..RankLoad::default()
         };
         let execution = match scenario.execution {
             StepExecution::Eager => Execution::Eager,

@@ -434,7 +434,6 @@ impl<'a> Executor<'a> {
                 generation: rank.generating,
                 padded: rank.generating,
                 kv_sum: rank.kv_sum,
-                ..RankRecord::default()
             })
             .collect();
         let with_context = ranks.iter().any(|rank| !rank.context.is_empty());

@@ -82,13 +82,13 @@ impl Auditor<'_> {
             0 => "generation attention (full)",
             _ => "generation attention (window)",
         };
-        let kernels = self.sources.hosts.iter().filter(|(_, row)| {
+        let mut kernels = self.sources.hosts.iter().filter(|(_, row)| {
             row.boundary == Boundary::GpuKernel
                 && row.module == name
                 && row.execution.mode() == if graphed { "full_graph" } else { "eager" }
                 && !(without_prompts && row.phase == "prefill_or_mixed")
         });
-        let (known, row) = kernels.cloned().next()?;
+        let (known, row) = kernels.next()?.clone();
         let mut wrong = Vec::new();
         let deployment = &self.scenario.deployment;
         let home = row.scope.as_ref().is_some_and(|scope| {
