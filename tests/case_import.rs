@@ -295,15 +295,10 @@ fn what_is_not_set_is_said() {
 fn names_that_no_case_has_are_listed() {
     let text = TRTLLM
         .replace("backend: TRTLLM", "backend: WIDEEP")
-        .replace("dtype: fp8", "dtype: auto")
-        .replace(
-            "enable_chunked_prefill: false",
-            "enable_chunked_prefill: true",
-        );
+        .replace("dtype: fp8", "dtype: auto");
     let imported = trtllm(&text).expect("a case");
     let unknown = notes(&imported, NoteKind::Unknown);
     assert!(unknown.contains(&"line 13: moe_config.backend: WIDEEP".to_owned()));
-    assert!(unknown.contains(&"line 22: enable_chunked_prefill: true".to_owned()));
     let auto = "line 8: kv_cache_config.dtype: auto (the runtime's choice, not recorded)";
     assert!(notes(&imported, NoteKind::NoEffect).contains(&auto.to_owned()));
     assert!(!imported.text.contains("kernels:"), "{}", imported.text);

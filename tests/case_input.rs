@@ -305,6 +305,41 @@ fn assert_fault(fault: &InputError, file: &str, line: u64, column: u64, part: &s
     13,
     "merge keys are refused"
 )]
+#[case::eager_beside_pieces(
+    "  piecewise: { max_tokens: 2048 }",
+    "  piecewise: { max_tokens: 2048 }\n  mixed_execution: eager",
+    16,
+    20,
+    "the case captures piecewise graphs"
+)]
+#[case::no_pieces(
+    "  piecewise: { max_tokens: 2048 }",
+    "  mixed_execution: piecewise",
+    15,
+    20,
+    "no piecewise graphs are captured"
+)]
+#[case::nothing_to_split_off(
+    "  cuda_graph: { padding: true, batch_sizes: [1, 2, 4] }\n  piecewise: { max_tokens: 2048 }",
+    "  mixed_execution: split",
+    14,
+    20,
+    "there is no decode graph"
+)]
+#[case::cut_beside_batch_wait(
+    "  overlap: true",
+    "  chunked_prefill: true",
+    13,
+    20,
+    "not modelled beside batch_wait"
+)]
+#[case::no_room_for_a_piece(
+    "  max_num_tokens: 20000\n  overlap: true\n  cuda_graph: { padding: true, batch_sizes: [1, 2, 4] }\n  piecewise: { max_tokens: 2048 }\n  batch_wait: { timeout_iters: 50, max_tokens_ratio: 0.45 }",
+    "  max_num_tokens: 31\n  chunked_prefill: true",
+    12,
+    19,
+    "31 tokens hold no piece of a prompt"
+)]
 #[case::second_document("point: 28\n", "point: 28\n---\n", 3, 1, "only single YAML document")]
 #[case::unclosed("{ tp: 2, moe_tp: 2 }", "{ tp: 2, moe_tp: 2", 6, 10, "invalid YAML")]
 fn a_bad_serving_case_is_refused_with_its_place(
@@ -346,6 +381,14 @@ fn a_bad_serving_case_is_refused_with_its_place(
     6,
     7,
     "the step holds no request"
+)]
+#[case::prefix_of_nothing(
+    STEP,
+    "context: [886], ",
+    "context: [886], prefix: [1, 2], ",
+    6,
+    33,
+    "2 prefixes of 1 prompts"
 )]
 #[case::graphed_context(
     STEP,
@@ -474,6 +517,7 @@ serving: {}
             "cuda_graph": null, "piecewise": null, "batch_wait": null,
             "attention_dp_balance": null, "capacity": "guaranteed_no_evict",
             "memory_fraction": null, "stream_interval": 1,
+            "mixed_execution": "eager", "chunked_prefill": false,
             "max_prefill_tokens": null, "chunked_prefill_size": null,
             "scheduler_recv_interval": 1, "block_reuse": false,
         },
@@ -821,6 +865,7 @@ fn op_and_step_cases_hold_the_profiled_values() {
     cases.retain(|_, case| !matches!(case, CaseFile::Serving(_)));
     let mut ops = BTreeMap::new();
     let mut steps = BTreeMap::new();
+    let mut small = BTreeMap::new();
     for (name, case) in cases {
         match case {
             CaseFile::Op(case) => {
@@ -828,6 +873,19 @@ fn op_and_step_cases_hold_the_profiled_values() {
                 assert_eq!(scenario.count, Count::PerLayer, "{name}");
                 let times: Vec<f64> = case.measured.iter().map(|one| one.ms).collect();
                 ops.insert((scenario.op, scenario.tokens, scenario.generation), times);
+            }
+            CaseFile::Step(case) if name.contains("qwen3.5-0.8b") => {
+                let scenario = case.scenario();
+                let generation = scenario.generation.expect("every step decodes");
+                // Derived: prompts of 19,000 tokens and half of an output of 3,100.
+                assert_eq!(generation.mean_kv, 19_000 + 3_100 / 2);
+                for (piece, before) in scenario.context.iter().zip(&scenario.prefix) {
+                    let last = piece + before == 19_000;
+                    assert!(last || (*piece, *before) == (7808, 7808 / 2), "{name}");
+                }
+                let times: Vec<f64> = case.measured.iter().map(|one| one.ms).collect();
+                let tokens = scenario.context.first().copied();
+                small.insert((tokens.unwrap_or(0), generation.requests), times);
             }
             CaseFile::Step(case) => {
                 let scenario = case.scenario();
@@ -845,6 +903,17 @@ fn op_and_step_cases_hold_the_profiled_values() {
             CaseFile::Serving(_) => unreachable!("filtered above"),
         }
     }
+    assert_eq!(
+        small,
+        BTreeMap::from([
+            ((0, 384), vec![22.2]),
+            ((212, 383), vec![43.0]),
+            ((1546, 383), vec![45.0]),
+            ((3319, 383), vec![48.0]),
+            ((5815, 383), vec![55.0]),
+            ((7808, 383), vec![68.0, 74.0]),
+        ])
+    );
     assert_eq!(
         ops,
         BTreeMap::from([

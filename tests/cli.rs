@@ -385,6 +385,82 @@ fn the_schema_is_the_published_one() {
 }
 
 #[test]
+fn compare_shows_what_a_changed_key_does_as_two_files_would() {
+    let project = Project::new();
+    let other = project.path("other.yaml");
+    let case = fs::read_to_string(project.case()).expect("the case");
+    let changed = case.replace("max_num_tokens: 20000", "max_num_tokens: 1100");
+    assert_ne!(changed, case);
+    fs::write(&other, changed).expect("write");
+    let other = other.to_str().expect("UTF-8");
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let output = project.run(arguments);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        serde_json::from_str(&text(&output)).expect("one JSON object")
+    };
+    let set = "serving.max_num_tokens=1100";
+    let by_key = json(&["compare", CASE, "--set", set, "--json"]);
+    let by_file = json(&["compare", CASE, other, "--json"]);
+    assert_eq!(by_key["b"], format!("{CASE} with {set}"));
+    assert_eq!(by_key["estimate"], by_file["estimate"]);
+    assert_eq!(by_key["strict"], by_file["strict"]);
+    let predicted = json(&["predict", other, "--json"]);
+    let mean = &by_key["strict"]["TTFT, ms"]["mean"];
+    assert_eq!(mean["b"], predicted["ttft_ms"]["mean"]);
+    assert_eq!(
+        by_key["strict"]["throughput"]["requests/s"]["b"],
+        predicted["requests_per_s"]
+    );
+    let [a, b] = ["a", "b"].map(|side| mean[side].as_f64().expect("a time"));
+    assert!(b > a, "fewer tokens an iteration, longer queues: {mean}");
+    assert_eq!(mean["ratio"].as_f64(), Some(b / a));
+    assert_eq!(mean["difference"].as_f64(), Some(b - a));
+    // Steps that one side alone has stand beside a zero.
+    let shown = text(&project.run(&["compare", CASE, "--set", set]));
+    for part in [
+        "requests/s",
+        "p99",
+        "queue_capacity",
+        "decode full_graph",
+        "B / A",
+    ] {
+        assert!(shown.contains(part), "{shown}");
+    }
+}
+
+#[test]
+fn compare_takes_a_key_out_with_null() {
+    let project = Project::new();
+    let set = ["--set", "serving.cuda_graph=null"];
+    let shown = text(&project.run(&["compare", CASE, set[0], set[1]]));
+    assert!(shown.contains("decode eager"), "{shown}");
+}
+
+#[rstest]
+#[case::unknown("serving.max_tokens=1", &["unknown key `max_tokens`", "with serving.max_tokens=1"])]
+#[case::wrong_type("serving.max_num_tokens=many", &["with serving.max_num_tokens=many"])]
+#[case::no_block("model.size=3", &["`model` holds no keys", "model.size"])]
+#[case::no_graphs("serving.mixed_execution=piecewise", &["serving.mixed_execution", "no piecewise graphs"])]
+#[case::model("model=nowhere", &["nowhere"])]
+fn a_set_key_that_makes_no_case_is_refused_by_its_name(#[case] set: &str, #[case] parts: &[&str]) {
+    Project::new().refuses(&["compare", CASE, "--set", set], parts);
+}
+
+#[test]
+fn compare_needs_something_to_compare_with() {
+    let project = Project::new();
+    for arguments in [
+        &["compare", CASE][..],
+        &["compare", CASE, CASE, "--set", "serving.overlap=false"],
+        &["compare", CASE, "--set", "serving.overlap"],
+        &["compare", "gpt-oss-120b", CASE],
+    ] {
+        let output = project.run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
 fn completions_are_printed() {
     let output = Project::new().run(&["completions", "bash"]);
     assert!(text(&output).contains("stepgate"));

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use rstest::rstest;
 use serde_json::{Value, json};
 use stepgate::compose::{After, LaneStart, Method, Schedule, WorkId};
-use stepgate::timing::{Execution, Policy};
+use stepgate::timing::{Execution, HostMode, Policy};
 use stepgate::trace::{
     Call, GpuEvent, GraphTrace, HostEvent, Names, Profile, Replay, ReplayPart, Span, Work, replay,
 };
@@ -287,7 +287,7 @@ fn written_out_dependencies_give_the_reference_its_times() {
         host_ms: vec![0.0, 2.0],
         gpu_ms: vec![0.0, 0.0],
     };
-    let (_, runs) = composer.step_ops(&[prefill(&[8])], Execution::Eager, &start);
+    let (_, runs) = composer.step_ops(HostMode::Eager, &[prefill(&[8])], Execution::Eager, &start);
     let ns = |ms: f64| (ms * 1e6).round() as i64;
     let mut schedule = Schedule::default();
     let mut hosts: HashMap<usize, WorkId> = HashMap::new();

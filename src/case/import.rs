@@ -256,8 +256,17 @@ const TRTLLM: &[Setting] = &[
             ("MAX_UTILIZATION", "max_utilization"),
         ]),
     ),
-    // Prompts are never split: only a chunked prefill would ask for it.
-    no_effect("scheduler_config.context_chunking_policy"),
+    to(
+        "enable_chunked_prefill",
+        "serving.chunked_prefill",
+        Kind::Flag,
+    ),
+    to(
+        "scheduler_config.context_chunking_policy",
+        "launch.chunking_policy",
+        // The default, and the one that is modelled.
+        Kind::Names(&[("FIRST_COME_FIRST_SERVED", "")]),
+    ),
     no_effect("backend"),
     no_effect("trust_remote_code"),
     no_effect("print_iter_log"),
@@ -266,7 +275,7 @@ const TRTLLM: &[Setting] = &[
     no_effect("iter_stats_max_iterations"),
 ];
 
-/// Not modelled, and of no matter while they are off.
+/// Of no matter while they are off.
 const TRTLLM_OFF: [&str; 1] = ["enable_chunked_prefill"];
 
 const SGLANG: &[Setting] = &[
@@ -775,16 +784,15 @@ impl Draft<'_> {
             // The case says so by having no graphs.
             return Ok(());
         }
+        let off = matches!(value.value, Value::Null | Value::Flag(false));
+        if (is_block || TRTLLM_OFF.contains(&path)) && off {
+            self.note(NoteKind::NoEffect, Some(line), &shown_as);
+            return Ok(());
+        }
         if let Some(setting) = TRTLLM.iter().find(|setting| setting.name == path) {
             return self.set(setting, value, shown_as);
         }
-        let off = matches!(value.value, Value::Null | Value::Flag(false));
-        let kind = if (is_block || TRTLLM_OFF.contains(&path)) && off {
-            NoteKind::NoEffect
-        } else {
-            NoteKind::Unknown
-        };
-        self.note(kind, Some(line), &shown_as);
+        self.note(NoteKind::Unknown, Some(line), &shown_as);
         Ok(())
     }
 
@@ -1322,6 +1330,7 @@ impl Draft<'_> {
             ("capacity", &[]),
             ("memory_fraction", &[]),
             ("stream_interval", &[]),
+            ("chunked_prefill", &[]),
             ("max_prefill_tokens", &[]),
             ("chunked_prefill_size", &[]),
             ("scheduler_recv_interval", &[]),

@@ -12,6 +12,8 @@ use crate::timing::SourceCell;
 pub enum Outcome {
     /// Start of the first GPU interval to the end of the last one, on one rank.
     GpuSpan,
+    /// From the start of an iteration to the start of the next, while this step repeats.
+    Iteration,
     /// Time one rank sits in collectives until its peer arrives.
     RankWait,
 }
@@ -20,6 +22,7 @@ impl Outcome {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::GpuSpan => "gpu_span",
+            Self::Iteration => "iteration",
             Self::RankWait => "rank_wait",
         }
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::measured::Outcome;
 use crate::model::{
     AttentionDtype, AttentionKernel, BackendName, Capacity, Count, GemmDtype, GemmKernel,
-    KvCacheDtype, MoeDtype, OpKind, StepExecution,
+    KvCacheDtype, MixedExecution, MoeDtype, OpKind, StepExecution,
 };
 use crate::perfdb::MoeKernel;
 
@@ -339,8 +339,8 @@ pub(super) struct ServingKeys {
     /// TensorRT-LLM's documented default, and the least that SGLang takes on its own.
     #[schemars(range(min = 1, max = BATCH_MAX))]
     pub max_batch_size: Option<At<Whole>>,
-    /// Tokens per rank in one iteration; at least the longest prompt. Required with trtllm; SGLang
-    /// has no such limit.
+    /// Tokens per rank in one iteration; without chunked prefill at least the longest prompt.
+    /// Required with trtllm; SGLang has no such limit.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
     pub max_num_tokens: Option<At<Whole>>,
     /// At least isl + osl.
@@ -352,6 +352,10 @@ pub(super) struct ServingKeys {
     pub cuda_graph: Option<At<CudaGraphKeys>>,
     /// Piecewise graphs of mixed and prefill iterations. Default: none.
     pub piecewise: Option<At<PiecewiseKeys>>,
+    /// TensorRT-LLM: how an iteration with context and generation requests runs. Default: piecewise
+    /// where `piecewise` is given, else eager. `split` runs the generation requests as their decode
+    /// graph and the context in an eager forward behind it.
+    pub mixed_execution: Option<At<MixedExecution>>,
     /// Not with attention DP.
     pub batch_wait: Option<At<BatchWaitKeys>>,
     /// Only with attention DP.
@@ -364,6 +368,9 @@ pub(super) struct ServingKeys {
     /// Default 1.
     #[schemars(range(min = 1, max = ITERATIONS_MAX))]
     pub stream_interval: Option<At<Whole>>,
+    /// TensorRT-LLM's enable_chunked_prefill: a prompt that does not fit max_num_tokens beside the
+    /// generation requests is cut, in whole KV blocks of 32 tokens. Default false.
+    pub chunked_prefill: Option<At<Flag>>,
     /// SGLang: prompt tokens of one prefill batch. Default 16384.
     #[schemars(range(min = 1, max = TOKENS_MAX))]
     pub max_prefill_tokens: Option<At<Whole>>,
@@ -514,6 +521,8 @@ pub(super) struct GenerationKeys {
 pub(super) struct StepKeys {
     /// Prompt tokens of each context request. Default: none.
     pub context: Option<At<Vec<At<Whole>>>>,
+    /// Tokens of each of these prompts that earlier steps have computed. Default: none.
+    pub prefix: Option<At<Vec<At<Whole>>>>,
     pub generation: Option<GenerationKeys>,
 }
 
@@ -521,7 +530,7 @@ pub(super) struct StepKeys {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "StepMeasured")]
 pub(super) struct StepMeasuredKeys {
-    /// Names the rank.
+    /// Names the rank, or the end of a range.
     pub label: At<String>,
     pub what: At<Outcome>,
     #[schemars(range(max = MS_MAX), extend("exclusiveMinimum" = 0))]

@@ -6,16 +6,16 @@ use super::date::Date;
 use super::load::{Case, OpCase, Silicon, StepCase, Tolerance};
 use super::measured::{OpMeasured, StepMeasured};
 use super::schema::{
-    At, BATCH_DEFAULT, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, GPUS_MAX,
-    HostKeys, ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, PREFILL_PIECES_MAX,
+    At, BATCH_DEFAULT, BATCH_MAX, BackendKeys, CellKeys, CudaGraphKeys, DECODE_STEPS_MAX, Flag,
+    GPUS_MAX, HostKeys, ITERATIONS_MAX, KernelsKeys, LIST_MAX, MS_MAX, OpFile, PREFILL_PIECES_MAX,
     PREFILL_TOKENS_DEFAULT, ParallelKeys, PiecewiseKeys, PrecisionKeys, REQUESTS_MAX, Real,
     ServingFile, ServingKeys, SiliconKeys, StepFile, TEXT_MAX, TOKENS_MAX, ToleranceKeys, Whole,
     WorkloadKeys,
 };
 use crate::model::{
     AttentionDpBalance, Backend, BackendName, BatchWait, Capacity, Count, CudaGraph, Deployment,
-    GemmDtype, Generation, Kernels, KvCacheDtype, OpScenario, Piecewise, Precision, Scenario,
-    Serving, StepExecution, StepScenario, Workload,
+    GemmDtype, Generation, KV_BLOCK, Kernels, KvCacheDtype, MixedExecution, OpScenario, Piecewise,
+    Precision, Scenario, Serving, StepExecution, StepScenario, Workload,
 };
 use crate::timing::{InputError, SourceCell, Topology};
 
@@ -76,7 +76,13 @@ pub(super) fn serving(path: &Path, file: &ServingFile) -> Result<Case, InputErro
             format!("expected up to {DECODE_STEPS_MAX}"),
         ));
     }
-    if let Some(chunk) = serving.chunked_prefill_size {
+    // The smallest pieces come while all the others generate.
+    let cut = serving.chunked_prefill.then(|| {
+        let generating = serving.max_batch_size.min(workload.concurrency);
+        let left = serving.max_num_tokens.saturating_sub(generating);
+        (left / KV_BLOCK * KV_BLOCK).max(KV_BLOCK)
+    });
+    if let Some(chunk) = serving.chunked_prefill_size.or(cut) {
         let pieces = u64::from(workload.requests) * u64::from(workload.isl.div_ceil(chunk));
         if pieces > PREFILL_PIECES_MAX {
             return Err(check.fault(
@@ -183,6 +189,22 @@ pub(super) fn step(path: &Path, file: &StepFile) -> Result<StepCase, InputError>
             format!("expected up to {TOKENS_MAX}"),
         ));
     }
+    let prefix: Vec<u32> = match &keys.prefix {
+        Some(list) if list.value.len() != context.len() => {
+            return Err(check.fault(
+                list,
+                "step.prefix",
+                format!("{} prefixes of {} prompts", list.value.len(), context.len()),
+                "give one for each entry of `step.context`",
+            ));
+        }
+        Some(list) => list
+            .value
+            .iter()
+            .map(|tokens| check.count(tokens, "step.prefix", 0, TOKENS_MAX))
+            .collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
     let generation = match &keys.generation {
         Some(keys) => Some(Generation {
             requests: check.count(&keys.requests, "step.generation.requests", 1, BATCH_MAX)?,
@@ -232,6 +254,7 @@ pub(super) fn step(path: &Path, file: &StepFile) -> Result<StepCase, InputError>
         scenario: StepScenario {
             deployment,
             context,
+            prefix,
             generation,
             execution: file.execution.value,
         },
@@ -626,6 +649,8 @@ impl Check<'_> {
                 at!(batch_wait),
                 at!(attention_dp_balance),
                 at!(piecewise),
+                at!(mixed_execution),
+                at!(chunked_prefill),
                 at!(capacity),
             ],
         };
@@ -654,9 +679,14 @@ impl Check<'_> {
         let max_prefill_tokens = (keys.max_prefill_tokens.as_ref())
             .map(|at| self.count(at, "serving.max_prefill_tokens", 1, TOKENS_MAX))
             .transpose()?;
+        let chunked = keys.chunked_prefill.as_ref().filter(|at| at.value.0);
+        if let Some(at) = chunked {
+            self.chunked_prefill(at, keys, parallel)?;
+        }
+        let chunked = chunked.is_some();
         let field = "serving.max_num_tokens";
         let max_num_tokens = match &keys.max_num_tokens {
-            Some(at) if at.value.0 < workload.isl => {
+            Some(at) if at.value.0 < workload.isl && !chunked => {
                 let tokens = self.count(at, field, 1, TOKENS_MAX)?;
                 return Err(self.fault(
                     at,
@@ -752,6 +782,7 @@ impl Check<'_> {
             overlap: keys.overlap.as_ref().is_none_or(|at| at.value.0),
             cuda_graph: graph.transpose()?,
             piecewise: piecewise.transpose()?,
+            mixed_execution: self.mixed_execution(keys, parallel)?,
             batch_wait: wait.transpose()?,
             attention_dp_balance: balance.transpose()?,
             capacity: keys
@@ -765,6 +796,7 @@ impl Check<'_> {
                 Some(at) => self.count(at, "serving.stream_interval", 1, ITERATIONS_MAX)?,
                 None => 1,
             },
+            chunked_prefill: chunked,
             max_prefill_tokens,
             chunked_prefill_size: (keys.chunked_prefill_size.as_ref())
                 .map(|at| self.count(at, "serving.chunked_prefill_size", 1, TOKENS_MAX))
@@ -775,6 +807,74 @@ impl Check<'_> {
             },
             block_reuse: keys.block_reuse.as_ref().is_some_and(|at| at.value.0),
         })
+    }
+
+    /// What chunked prefill is replayed with.
+    fn chunked_prefill(
+        &self,
+        at: &At<Flag>,
+        keys: &ServingKeys,
+        parallel: Topology,
+    ) -> Result<(), InputError> {
+        let greedy = keys.capacity.as_ref().map(|at| at.value) == Some(Capacity::MaxUtilization);
+        let beside = [
+            (parallel.dp > 1, "attention DP"),
+            (keys.batch_wait.is_some(), "batch_wait"),
+            (greedy, "capacity: max_utilization"),
+        ];
+        if let Some((_, beside)) = beside.iter().find(|(there, _)| *there) {
+            return Err(self.fault(
+                at,
+                "serving.chunked_prefill",
+                format!("chunked prefill is not modelled beside {beside}"),
+                "leave one of them out",
+            ));
+        }
+        match &keys.max_num_tokens {
+            Some(tokens) if tokens.value.0 < KV_BLOCK => Err(self.fault(
+                tokens,
+                "serving.max_num_tokens",
+                format!("{} tokens hold no piece of a prompt", tokens.value.0),
+                format!("expected a KV block, {KV_BLOCK} tokens, or more"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// How mixed iterations run, held to the graphs that the case captures.
+    fn mixed_execution(
+        &self,
+        keys: &ServingKeys,
+        parallel: Topology,
+    ) -> Result<MixedExecution, InputError> {
+        let pieces = keys.piecewise.is_some();
+        let Some(at) = &keys.mixed_execution else {
+            return Ok(if pieces {
+                MixedExecution::Piecewise
+            } else {
+                MixedExecution::Eager
+            });
+        };
+        let (what, help) = match at.value {
+            MixedExecution::Piecewise if !pieces => (
+                "no piecewise graphs are captured",
+                "add `piecewise: { max_tokens: ... }`",
+            ),
+            MixedExecution::Eager | MixedExecution::Split if pieces => (
+                "the case captures piecewise graphs",
+                "leave out `piecewise`, or write `mixed_execution: piecewise`",
+            ),
+            MixedExecution::Split if keys.cuda_graph.is_none() => (
+                "there is no decode graph that the generation requests could keep",
+                "add `cuda_graph`",
+            ),
+            MixedExecution::Split if parallel.dp > 1 => (
+                "split iterations are not modelled with attention DP",
+                "set dp to 1, or leave it out",
+            ),
+            value => return Ok(value),
+        };
+        Err(self.fault(at, "serving.mixed_execution", what, help))
     }
 
     fn cuda_graph(&self, at: &At<CudaGraphKeys>) -> Result<CudaGraph, InputError> {

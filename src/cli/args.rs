@@ -13,6 +13,8 @@ use crate::model::{BackendName, GemmDtype, MoeDtype};
 use crate::replay::StepKind;
 use crate::timing::{Policy, Scope, Topology};
 
+use super::compare::Setting;
+
 /// Predicts TTFT and TPOT of LLM serving from measured host and GPU times, and holds every case to
 /// its golden.
 #[derive(Debug, Parser)]
@@ -46,6 +48,23 @@ pub enum Command {
         json: bool,
         #[command(flatten)]
         timeline: TimelineArguments,
+    },
+    /// Two serving cases side by side, or one before and after a change of its keys: throughput,
+    /// TTFT, TPOT, their parts and the steps
+    Compare {
+        /// Case name or path of a case file
+        #[arg(value_name = "CASE_A")]
+        a: String,
+        /// The other case
+        #[arg(value_name = "CASE_B", required_unless_present = "set")]
+        b: Option<String>,
+        /// Compare with CASE_A under another value of a key, such as
+        /// serving.mixed_execution=split; null takes the key out; may be given again
+        #[arg(long, value_name = "KEY=VALUE", conflicts_with = "b", value_parser = Setting::parse)]
+        set: Vec<Setting>,
+        /// JSON instead of text
+        #[arg(long)]
+        json: bool,
     },
     /// What predictions rest on: host classes, missing and derived boundaries, transferred rows
     Coverage {
@@ -303,7 +322,8 @@ pub enum TablesCommand {
         /// The wheel, or an unpacked `systems` folder
         source: PathBuf,
         /// Models, by the name behind the owner in the package's config files, for example
-        /// gpt-oss-120b; ID=NAME gives one another id
+        /// gpt-oss-120b; ID=NAME gives one another id, ID=FILE.json takes a config of your own,
+        /// and @SYSTEM or @SYSTEM/BACKEND behind it limits where its rows come from
         #[arg(long, value_delimiter = ',', required = true)]
         models: Vec<String>,
         /// Systems, for example b200_sxm

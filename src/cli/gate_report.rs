@@ -105,7 +105,7 @@ impl Shown<'_> {
         let mut left: Vec<&Left> = self.metric.classified.change.left.iter().collect();
         // The parts say most, the times are in the columns.
         left.sort_by_key(|left| match left.path.split('.').next() {
-            Some("ttft_parts_ms" | "tpot_parts_ms" | "path_ms") => 0,
+            Some("ttft_parts_ms" | "tpot_parts_ms" | "path_ms" | "iteration_path_ms") => 0,
             Some("steps" | "coverage") => 1,
             _ => 2,
         });

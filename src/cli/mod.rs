@@ -4,6 +4,7 @@ mod ablation;
 mod accuracy;
 mod args;
 mod case;
+mod compare;
 mod coverage;
 mod drift;
 mod gate;

@@ -12,8 +12,8 @@ use crate::timing::InputError;
 
 use super::args::{Arguments, CaseCommand, Command, TablesCommand, TraceCommand};
 use super::{
-    ablation, accuracy, case as case_command, coverage, drift, gate, ledger, predict, sensitivity,
-    tables, timeline, trace, trace_replay,
+    ablation, accuracy, case as case_command, compare, coverage, drift, gate, ledger, predict,
+    sensitivity, tables, timeline, trace, trace_replay,
 };
 
 /// Why a subcommand ended early.
@@ -116,6 +116,9 @@ fn execute(arguments: Arguments, out: &mut dyn Write) -> Result<ExitCode, Stop> 
                 predict::run(&points, &cases, style, out)?;
             }
             timeline::run(&points, &cases, &asked, out)?;
+        }
+        Command::Compare { a, b, set, json } => {
+            compare::run(&open()?, &a, b.as_deref(), &set, json, out)?;
         }
         Command::Coverage { cases, json } => coverage::run(&open()?, &cases, json, out)?,
         Command::Accuracy { cases, json } => accuracy::run(&open()?, &cases, json, out)?,

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
-use crate::perfdb::{Database, HostKey, HostTime, LookupId, OpId, Pricer, Quantity, Refusal};
+use crate::perfdb::{
+    Database, HostKey, HostTime, LookupId, OpId, OpKey, Pricer, Quantity, Refusal, kernel_shape,
+};
 use crate::timing::{
     Boundary, Coverage, Execution, HostClass, HostMode, InputError, NumberMap, Origin, Policy,
     Provenance, Rows,
@@ -114,14 +116,15 @@ impl PricedStep<'_> {
 pub struct Composer {
     pub(super) plan: Plan,
     pricer: Pricer,
-    pub(super) op_ids: Vec<OpId>,
+    /// Each op by mode of the step: decode attention may have rows of a known mode.
+    pub(super) op_ids: [Vec<OpId>; HostMode::COUNT],
     /// How often each op stands in the sequence.
     occurrences: Vec<f64>,
     segments: Segments,
     /// Load that each lane works on.
     lane_load: Vec<usize>,
-    /// Host costs per mode (eager, full graph, piecewise) and lane.
-    pub(super) host: [Vec<HostCosts>; 4],
+    /// Host costs per mode and lane.
+    pub(super) host: [Vec<HostCosts>; HostMode::COUNT],
     pub(super) request: RequestTimes,
     host_class: HostClass,
     /// The same for eager steps without prompts.
@@ -134,7 +137,7 @@ pub struct Composer {
     lookups: Vec<LookupId>,
     times_ms: Vec<f64>,
     decode_bases: NumberMap<u32, DecodeBase>,
-    decode_steps: NumberMap<u32, DecodeSteps>,
+    decode_steps: NumberMap<(HostMode, u32), DecodeSteps>,
 }
 
 /// Everything of a decode replay that does not depend on KV lengths.
@@ -231,12 +234,50 @@ impl Composer {
             decode_steps: NumberMap::default(),
             plan,
             pricer,
-            op_ids,
+            op_ids: std::array::from_fn(|_| op_ids.clone()),
             occurrences,
         };
+        composer.resolve_kernels(database, deployment, policy)?;
         composer.resolve_host(database, models, deployment, isl, policy)?;
         composer.segments = Segments::new(&composer.plan, composer.lane_load.len());
         Ok(Ok(composer))
+    }
+
+    /// Puts kernel rows of a known execution mode before those of the tables.
+    fn resolve_kernels(
+        &mut self,
+        database: &Database,
+        deployment: &Deployment,
+        policy: Policy,
+    ) -> Result<(), InputError> {
+        let key = host_key(deployment, 0, Boundary::GpuKernel, None);
+        for row in database.host().kernels(&key, policy) {
+            let unknown = |what: String| {
+                let help = "name an op of decode attention as `stepgate predict --explain` does, \
+                            and the number of its layers";
+                InputError::new(format!("host row {}", row.id), what, help)
+            };
+            let at = self.plan.ops.iter().position(|op| {
+                op.name == row.module && matches!(op.key, OpKey::GenerationAttention(_))
+            });
+            let (Some(at), Some(shape)) = (at, kernel_shape(&row)) else {
+                return Err(unknown(format!("`{}` is no such op", row.module)));
+            };
+            let [_, _, layers] = shape;
+            if layers != self.occurrences[at] {
+                let there = self.occurrences[at];
+                return Err(unknown(format!("sums over {layers} layers of {there}")));
+            }
+            let op = &self.plan.ops[at];
+            let id = self.pricer.resolve_measured(&op.name, &op.key, &row, shape);
+            for mode in HostMode::ALL {
+                let (execution, prompts) = mode.attention();
+                if row.execution.serves_host(execution) && (prompts || row.covers_decode()) {
+                    self.op_ids[mode as usize][at] = id;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn resolve_host(
@@ -248,17 +289,7 @@ impl Composer {
         policy: Policy,
     ) -> Result<(), InputError> {
         let find = |boundary, execution| {
-            let key = HostKey {
-                boundary,
-                execution,
-                runtime: deployment.backend.name.as_str(),
-                version: &deployment.backend.version,
-                system: &deployment.system,
-                model: &deployment.model,
-                topology: deployment.parallel,
-                cpu: deployment.host_cpu.as_deref(),
-                isl,
-            };
+            let key = host_key(deployment, isl, boundary, execution);
             database.host().find(&key, policy)
         };
         let dispatch = find(Boundary::HostDispatch, Some(Execution::Eager));
@@ -267,7 +298,7 @@ impl Composer {
         }
         self.decode_class = self.host_class;
         let topology = deployment.parallel;
-        let entries = HostMode::ALL
+        let entries = HostMode::WHOLE
             .into_iter()
             .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode.execution()))))
             .flatten()
@@ -280,8 +311,8 @@ impl Composer {
         } else {
             vec![0; entries.min(topology.ranks() as usize)]
         };
-        for mode in HostMode::ALL {
-            let mut covered = BTreeSet::new();
+        for mode in HostMode::WHOLE {
+            let mut covered: BTreeSet<Boundary> = BTreeSet::new();
             let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
             for boundary in HOST_BOUNDARIES {
                 let applies = match boundary {
@@ -291,7 +322,8 @@ impl Composer {
                     Boundary::HostDispatch => mode != HostMode::FullGraph,
                     _ => true,
                 };
-                if !applies {
+                // What lies inside another row's time is not added to it.
+                if !applies || covered.contains(&boundary) {
                     continue;
                 }
                 let mut found = find(boundary, Some(mode.execution()));
@@ -349,6 +381,7 @@ impl Composer {
                 .retain(|gap| gap.mode != Some(mode.name()) || !covered.contains(&gap.boundary));
             self.host[mode as usize] = lane_costs;
         }
+        self.split_costs();
         let mut request = |boundary| {
             let found = find(boundary, None);
             match &found {
@@ -372,6 +405,35 @@ impl Composer {
         };
         self.reprice_host();
         Ok(())
+    }
+
+    /// A split step prepares and ends once, like an eager one: it launches the graph of its
+    /// generation part, then submits its context part.
+    fn split_costs(&mut self) {
+        let lanes = self.lane_load.len();
+        let eager = &self.host[HostMode::Eager as usize];
+        let graph = &self.host[HostMode::FullGraph as usize];
+        let decode = (0..lanes).map(|lane| HostCosts {
+            prepare: eager[lane].prepare,
+            launch: graph[lane].launch,
+            ..HostCosts::default()
+        });
+        let decode = decode.collect();
+        let context = (0..lanes).map(|lane| HostCosts {
+            dispatch: eager[lane].dispatch,
+            finish: eager[lane].finish,
+            ..HostCosts::default()
+        });
+        let launched = graph.iter().all(|costs| costs.launch.is_some());
+        self.host[HostMode::SplitContext as usize] = context.collect();
+        self.host[HostMode::SplitDecode as usize] = decode;
+        // A graph's row may hold its launch inside another time, which a split step does not take.
+        if !launched {
+            self.gaps.insert(Gap {
+                boundary: Boundary::GraphLaunch,
+                mode: Some(HostMode::SplitDecode.name()),
+            });
+        }
     }
 
     fn note_derived(
@@ -490,37 +552,51 @@ impl Composer {
         execution: Execution,
         start: &LaneStart,
     ) -> StepTimes {
-        self.compose(loads, execution, start, None)
+        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
+        self.step_in(execution.host_mode(prompts), loads, execution, start)
     }
 
-    /// Composes one step op by op and says how each op ran, in the order of the forward.
+    /// The same with the host's work of a mode: a part of a split step has another one than its
+    /// execution says.
+    pub fn step_in(
+        &mut self,
+        mode: HostMode,
+        loads: &[RankLoad],
+        execution: Execution,
+        start: &LaneStart,
+    ) -> StepTimes {
+        self.compose(mode, loads, execution, start, None)
+    }
+
+    /// The same op by op, with how each op ran, in the order of the forward.
     pub fn step_ops(
         &mut self,
+        mode: HostMode,
         loads: &[RankLoad],
         execution: Execution,
         start: &LaneStart,
     ) -> (StepTimes, Vec<OpRun>) {
         let mut runs = Vec::new();
-        let times = self.compose(loads, execution, start, Some(&mut runs));
+        let times = self.compose(mode, loads, execution, start, Some(&mut runs));
         (times, runs)
     }
 
     fn compose(
         &mut self,
+        mode: HostMode,
         loads: &[RankLoad],
         execution: Execution,
         start: &LaneStart,
         runs: Option<&mut Vec<OpRun>>,
     ) -> StepTimes {
-        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
-        let any = self.price_step(loads, execution);
+        let any = self.price_step(mode, loads, execution);
         let cut = self.segments.of(&any);
         let priced = PricedStep {
             plan: &self.plan,
             lookups: &self.lookups,
             times_ms: &self.times_ms,
             lane_load: &self.lane_load,
-            host: &self.host[execution.host_mode(prompts) as usize],
+            host: &self.host[mode as usize],
             launches: match execution {
                 Execution::FullGraph { .. } => 0,
                 _ => cut.launches,
@@ -544,7 +620,7 @@ impl Composer {
                 paths: NumberMap::default(),
                 last: None,
             };
-            self.decode_steps.insert(batch, steps);
+            self.decode_steps.insert((mode, batch), steps);
         }
         times
     }
@@ -565,7 +641,7 @@ impl Composer {
         let first = self.pricer.next();
         let mut ms = base.ms;
         for (op, times) in &base.decode {
-            let id = self.op_ids[usize::from(op.0)];
+            let id = self.op_ids[HostMode::FullGraph as usize][usize::from(op.0)];
             let lookup = price_decode(&mut self.pricer, id, load);
             ms += times * self.pricer.ms(lookup);
         }
@@ -612,17 +688,18 @@ impl Composer {
     /// asks for the general way.
     pub fn decode_step<'a>(
         &'a mut self,
+        mode: HostMode,
         loads: &[RankLoad],
         start: &LaneStart,
         paths: &mut Paths,
     ) -> Option<impl Iterator<Item = LaneEnd> + use<'a>> {
         let batch = decode_batch(loads)?;
-        let steps = self.decode_steps.get_mut(&batch)?;
+        let steps = self.decode_steps.get_mut(&(mode, batch))?;
         let first = self.pricer.next();
         for (load, row) in loads.iter().zip(0..) {
             for op in &steps.decode {
                 let at = row * self.plan.ops.len() + op;
-                let lookup = price_decode(&mut self.pricer, self.op_ids[*op], load);
+                let lookup = price_decode(&mut self.pricer, self.op_ids[mode as usize][*op], load);
                 steps.lookups[at] = lookup;
                 steps.times_ms[at] = self.pricer.ms(lookup);
             }
@@ -633,7 +710,7 @@ impl Composer {
             lookups: &steps.lookups,
             times_ms: &steps.times_ms,
             lane_load: &self.lane_load,
-            host: &self.host[HostMode::FullGraph as usize],
+            host: &self.host[mode as usize],
             launches: 0,
         };
         let walk = &mut steps.walk;
@@ -674,7 +751,7 @@ impl Composer {
             times: self.occurrences[usize::from(op.0)],
             lookup: price_op(
                 &mut self.pricer,
-                self.op_ids[usize::from(op.0)],
+                self.op_ids[HostMode::FullGraph as usize][usize::from(op.0)],
                 info,
                 load,
                 std::slice::from_ref(load),
@@ -686,7 +763,7 @@ impl Composer {
     }
 
     /// Prices the ops of a step and returns what all ranks together launch.
-    fn price_step(&mut self, loads: &[RankLoad], execution: Execution) -> RankLoad {
+    fn price_step(&mut self, mode: HostMode, loads: &[RankLoad], execution: Execution) -> RankLoad {
         self.lookups.clear();
         self.times_ms.clear();
         // A step launches an op on every lane or on none: collectives need them all.
@@ -700,7 +777,7 @@ impl Composer {
         for load in loads {
             for (index, op) in self.plan.ops.iter().enumerate() {
                 let (lookup, ms) = if self.plan.runs(OpIndex(index as u16), &any) {
-                    let id = self.op_ids[index];
+                    let id = self.op_ids[mode as usize][index];
                     let lookup = price_op(&mut self.pricer, id, op, load, loads, execution);
                     (lookup, self.pricer.ms(lookup))
                 } else {
@@ -745,7 +822,7 @@ impl Composer {
             }
         }
         for (name, rule) in &self.derived {
-            let of_mode = HostMode::ALL
+            let of_mode = HostMode::WHOLE
                 .map(HostMode::name)
                 .into_iter()
                 .find(|mode| name.contains(&format!("({mode})")));
@@ -775,6 +852,25 @@ impl Composer {
             }
         }
         coverage
+    }
+}
+
+fn host_key(
+    deployment: &Deployment,
+    isl: u32,
+    boundary: Boundary,
+    execution: Option<Execution>,
+) -> HostKey<'_> {
+    HostKey {
+        boundary,
+        execution,
+        runtime: deployment.backend.name.as_str(),
+        version: &deployment.backend.version,
+        system: &deployment.system,
+        model: &deployment.model,
+        topology: deployment.parallel,
+        cpu: deployment.host_cpu.as_deref(),
+        isl,
     }
 }
 

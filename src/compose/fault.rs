@@ -45,7 +45,9 @@ impl Composer {
                 };
                 let pairs: Vec<_> = of(Units::Prompts).zip(of(Units::Decode)).collect();
                 for (prompts, decode) in pairs {
-                    self.op_ids.swap(prompts, decode);
+                    for ids in &mut self.op_ids {
+                        ids.swap(prompts, decode);
+                    }
                 }
             }
             Fault::PeerWaitDropped | Fault::WaitsInTransfer | Fault::SumForMax => {}

@@ -91,9 +91,11 @@ impl Bands {
         match (steps.next()?, steps.next()) {
             ("ttft_ms", Some("mean")) => Some(self.ttft_mean),
             ("tpot_ms", Some("mean")) => Some(self.tpot_mean),
-            ("ttft_ms" | "ttft_parts_ms" | "step_ms" | "path_ms" | "op_ms" | "rank_wait_ms", _) => {
-                Some(self.ttft_rest)
-            }
+            (
+                "ttft_ms" | "ttft_parts_ms" | "step_ms" | "path_ms" | "op_ms" | "rank_wait_ms"
+                | "iteration_ms" | "iteration_path_ms",
+                _,
+            ) => Some(self.ttft_rest),
             ("tpot_ms" | "tpot_parts_ms", _) => Some(self.tpot_rest),
             // An error follows from its mean, which has a band of its own.
             ("error_pct", _) => Some(Band {

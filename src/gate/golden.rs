@@ -3,9 +3,10 @@
 use std::fmt::{self, Write};
 use std::path::Path;
 
+use crate::case::{Outcome as MeasuredOutcome, StepCase, StepMeasured};
 use crate::compose::{Part, Receipt};
 use crate::perfdb::Refusal;
-use crate::replay::{Metric, OpPrediction, Outcome, Prediction, StepPrediction};
+use crate::replay::{Iteration, Metric, OpPrediction, Outcome, Prediction, StepPrediction};
 use crate::timing::{Coverage, InputError};
 
 use super::points::Predicted;
@@ -88,7 +89,7 @@ fn write_case(out: &mut String, predicted: &Predicted) -> fmt::Result {
                 )?;
             }
             let mut write = |name, step: &Result<StepPrediction, Refusal>, unlike| match step {
-                Ok(step) => write_step(out, name, step, unlike),
+                Ok(step) => write_step(out, name, case, step, unlike),
                 Err(refusal) => write_refusal(out, name, refusal),
             };
             write("strict", strict, None)?;
@@ -264,6 +265,7 @@ fn write_coverage_gpu(out: &mut String, coverage: &Coverage) -> fmt::Result {
 fn write_step(
     out: &mut String,
     policy: &str,
+    case: &StepCase,
     step: &StepPrediction,
     unlike: Option<&Coverage>,
 ) -> fmt::Result {
@@ -286,5 +288,33 @@ fn write_step(
     let bound = step.bound_by().map_or("nothing", Part::name);
     writeln!(out, "  bound_by: {bound}")?;
     writeln!(out, "  launches: {}", step.launches)?;
+    let of_iteration = |one: &&StepMeasured| one.what == MeasuredOutcome::Iteration;
+    let measured: Vec<&StepMeasured> = case.measured.iter().filter(of_iteration).collect();
+    if !measured.is_empty() {
+        write_iteration(out, &step.iteration, &measured)?;
+    }
     write_coverage(out, &step.coverage, unlike)
+}
+
+/// The step as one of many alike, beside the iterations that were measured.
+fn write_iteration(
+    out: &mut String,
+    iteration: &Iteration,
+    measured: &[&StepMeasured],
+) -> fmt::Result {
+    writeln!(out, "  iteration_ms:")?;
+    writeln!(out, "    interval: {:.4}", iteration.ms)?;
+    writeln!(out, "    host: {:.4}", iteration.host_ms)?;
+    writeln!(out, "  iteration_path_ms:")?;
+    for (part, ms) in &iteration.parts_ms {
+        writeln!(out, "    {}: {ms:.4}", part.name())?;
+    }
+    let bound = iteration.bound_by().map_or("nothing", Part::name);
+    writeln!(out, "  iteration_bound_by: {bound}")?;
+    writeln!(out, "  error_pct:")?;
+    for one in measured {
+        let error = error_pct(iteration.ms, one.ms);
+        writeln!(out, "    iteration {}: {error:+.1}", one.label)?;
+    }
+    Ok(())
 }

@@ -109,7 +109,11 @@ impl Points {
 
     /// Reads and validates a case file anywhere.
     pub fn load(&self, file: &Path) -> Result<CaseFile, InputError> {
-        let case = CaseFile::load(file)?;
+        self.check(CaseFile::load(file)?)
+    }
+
+    /// Validates a case against its model.
+    pub fn check(&self, case: CaseFile) -> Result<CaseFile, InputError> {
         let config = ModelConfig::load(self.replayer.models(), &case.deployment().model)?;
         case.validate(&ModelDims {
             heads: config.heads,

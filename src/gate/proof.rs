@@ -35,7 +35,7 @@ const BLIND_KEYS: [&str; 8] = [
 ];
 /// Outcomes of a run, by source table and row; `None`: every row of the table. They judge a
 /// prediction and are no rows of it.
-const OUTCOMES: [(&str, Option<&str>); 12] = [
+const OUTCOMES: [(&str, Option<&str>); 15] = [
     ("request_boundaries", Some("executor queue")),
     ("request_boundaries", Some("schedule to first token")),
     ("request_boundaries", Some("client ttft")),
@@ -48,6 +48,9 @@ const OUTCOMES: [(&str, Option<&str>); 12] = [
     ("decode_graph", None),
     ("counts", None),
     ("observer_effect", None),
+    ("mixed_iterations", None),
+    ("decode_replay", None),
+    ("serving", None),
 ];
 /// The one outcome that already is a difference of two measurements.
 const DIFFERENCE: (&str, &str) = ("request_boundaries", "client minus server");
@@ -436,7 +439,7 @@ pub fn no_leak(data: &Path) -> Result<usize, Vec<ProofFailure>> {
             failures.push(ProofFailure::new(Proof::NoLeak, &row.id, what));
         };
         let mean_ms = row.samples.mean_ms;
-        if row.samples.observer.is_diagnostic() {
+        if !row.composes() {
             failed(format!("observed by {}", row.samples.observer));
         }
         match &row.provenance {

@@ -8,7 +8,7 @@ pub use config::{Deltanet, Latent, ModelConfig, QkNorm};
 pub use plan::{Launch, Module, Op, OpIndex, Plan, RankLoad, Units};
 pub use scenario::{
     AttentionDpBalance, AttentionDtype, AttentionKernel, Backend, BackendName, BatchWait, Capacity,
-    Count, CudaGraph, Deployment, GemmDtype, GemmKernel, Generation, Kernels, KvCacheDtype,
-    MoeDtype, OpKind, OpScenario, Piecewise, Precision, Scenario, Serving, StepExecution,
-    StepScenario, Workload, captured,
+    Count, CudaGraph, Deployment, GemmDtype, GemmKernel, Generation, KV_BLOCK, Kernels,
+    KvCacheDtype, MixedExecution, MoeDtype, OpKind, OpScenario, Piecewise, Precision, Scenario,
+    Serving, StepExecution, StepScenario, Workload, captured,
 };

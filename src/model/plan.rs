@@ -97,6 +97,24 @@ impl RankLoad {
         self.prompts.iter().sum::<u32>() + self.padded
     }
 
+    /// The generation requests alone.
+    pub fn decode_part(&self) -> Self {
+        Self {
+            prompts: Vec::new(),
+            prefixes: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// The context requests alone.
+    pub fn context_part(&self) -> Self {
+        Self {
+            prompts: self.prompts.clone(),
+            prefixes: self.prefixes.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Sequences that sample a token, padding included.
     pub fn sequences(&self) -> u32 {
         self.prompts.len() as u32 + self.padded

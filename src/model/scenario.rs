@@ -146,6 +146,18 @@ names! {
     }
 }
 
+names! {
+    /// How an iteration with context and generation requests runs.
+    MixedExecution {
+        /// One eager forward.
+        Eager = "eager",
+        /// One forward of captured segments, where a token count is captured.
+        Piecewise = "piecewise",
+        /// Two forwards: the generation requests as their captured graph, then the context eagerly.
+        Split = "split",
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Backend {
     pub name: BackendName,
@@ -180,6 +192,9 @@ pub struct Kernels {
     pub attention: Option<AttentionKernel>,
     pub allreduce_fusion: Option<bool>,
 }
+
+/// Tokens of a block of TensorRT-LLM's paged KV cache, its default; prompts are cut in whole ones.
+pub const KV_BLOCK: u32 = 32;
 
 /// What runs where: shared by serving, op and step cases.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -337,12 +352,15 @@ pub struct Serving {
     pub overlap: bool,
     pub cuda_graph: Option<CudaGraph>,
     pub piecewise: Option<Piecewise>,
+    pub mixed_execution: MixedExecution,
     pub batch_wait: Option<BatchWait>,
     pub attention_dp_balance: Option<AttentionDpBalance>,
     pub capacity: Capacity,
     /// Share of free GPU memory given to the KV cache, in (0, 1].
     pub memory_fraction: Option<f64>,
     pub stream_interval: u32,
+    /// TensorRT-LLM: a prompt that does not fit an iteration's tokens is cut.
+    pub chunked_prefill: bool,
     /// SGLang: prompt tokens of one prefill batch; `None`: 16384, the runtime's default.
     pub max_prefill_tokens: Option<u32>,
     /// SGLang: prompts are cut at this many tokens; `None`: never.
@@ -387,6 +405,8 @@ pub struct StepScenario {
     pub deployment: Deployment,
     /// Prompt tokens of each context request.
     pub context: Vec<u32>,
+    /// Tokens of each prompt that earlier steps have computed; empty: none of any.
+    pub prefix: Vec<u32>,
     pub generation: Option<Generation>,
     pub execution: StepExecution,
 }

@@ -33,6 +33,7 @@ impl Anchor {
     pub const EXTENDED: Self = Self(2);
     pub const HELD: Self = Self(4);
     pub const HIT: Self = Self(8);
+    pub const SCALED: Self = Self(16);
 
     pub fn add(&mut self, other: Self) {
         self.0 |= other.0;
@@ -49,6 +50,7 @@ impl Anchor {
             (Self::BLENDED, "blended"),
             (Self::EXTENDED, "extended"),
             (Self::HELD, "held"),
+            (Self::SCALED, "scaled"),
         ]
         .into_iter()
         .filter(|(flag, _)| self.has(*flag))
@@ -60,6 +62,12 @@ impl Anchor {
 #[derive(Debug, Clone)]
 pub(super) enum Level {
     Row(RowId),
+    /// A row measured at one place: `share` of it, by the ratio of work wherever it is asked for.
+    Scaled {
+        row: RowId,
+        at: [f64; 3],
+        share: f64,
+    },
     /// Lines of an axis, ascending, and what each holds.
     Axis(Vec<f64>, Vec<Level>),
 }
@@ -187,6 +195,23 @@ impl Walk<'_> {
                     row: *row,
                     weight,
                     work_ratio: ratio.unwrap_or(1.0) * served.unwrap_or(1.0),
+                });
+                return;
+            }
+            Level::Scaled {
+                row,
+                at: measured,
+                share,
+            } => {
+                let work = |at: &[f64; 3]| self.key.work(&at[..axes]);
+                let ratio = work(&self.query) / work(measured);
+                if ratio != 1.0 {
+                    self.anchor.add(Anchor::SCALED);
+                }
+                self.terms.push(Term {
+                    row: *row,
+                    weight,
+                    work_ratio: share * ratio,
                 });
                 return;
             }

@@ -1,4 +1,5 @@
 //! Host and boundary rows: read from `data/host`, looked up by exact scope, derived only on request.
+//! Beside them kernel rows of a known execution mode, which hold in their own scope alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -104,8 +105,7 @@ impl HostRows {
         let usable: Vec<&Arc<Row>> = self
             .rows
             .iter()
-            .filter(|row| row.boundary == key.boundary)
-            .filter(|row| !row.samples.observer.is_diagnostic())
+            .filter(|row| row.boundary == key.boundary && row.composes())
             .filter(|row| match key.execution {
                 Some(step) => row.execution.serves_host(step) && !fell_back(row),
                 None => true,
@@ -121,6 +121,8 @@ impl HostRows {
                 let scope = row.scope.as_ref()?;
                 Some((row, scope, differences(scope, key, row)))
             })
+            // An iteration's host work grows with its requests: such a row says nothing elsewhere.
+            .filter(|(row, _, differs)| differs.is_empty() || !row.shape.contains_key(REQUESTS))
             .min_by_key(|(row, _, differs)| (differs.len(), derived(row)))?;
         // Ranks of one measurement; another observer, shape or kind of row is another one.
         let same_scope: Vec<Arc<Row>> = usable
@@ -169,6 +171,38 @@ impl HostRows {
             rule: Some(rule),
         })
     }
+}
+
+/// Shape keys of a kernel row of decode attention; a host row may have the first.
+const REQUESTS: &str = "requests";
+const MEAN_KV: &str = "mean_kv";
+const LAYERS: &str = "layers";
+
+impl HostRows {
+    /// Kernel rows of exactly this deployment. Under [`Policy::Strict`] measured ones only.
+    pub fn kernels(&self, key: &HostKey<'_>, policy: Policy) -> Vec<Arc<Row>> {
+        let here = |row: &&Arc<Row>| {
+            let scope = row.scope.as_ref();
+            // A kernel does not run on the host's CPU.
+            let key = HostKey { cpu: None, ..*key };
+            scope.is_some_and(|scope| differences(scope, &key, row).is_empty())
+        };
+        self.rows
+            .iter()
+            .filter(|row| row.boundary == Boundary::GpuKernel && !fell_back(row))
+            .filter(|row| {
+                policy == Policy::Estimate || matches!(row.provenance, Provenance::Measured { .. })
+            })
+            .filter(here)
+            .cloned()
+            .collect()
+    }
+}
+
+/// Requests, mean KV length and layers of a kernel row.
+pub fn kernel_shape(row: &Row) -> Option<[f64; 3]> {
+    let of = |key| row.shape.get(key).map(|count| *count as f64);
+    Some([of(REQUESTS)?, of(MEAN_KV)?, of(LAYERS)?])
 }
 
 /// Whether the row names a graph whose capture fell back: it ran eagerly and times no graph.
@@ -266,10 +300,19 @@ fn read_file(file: &Path) -> Result<HostRows, InputError> {
 fn refuse_twins(rows: &[Arc<Row>], file: &Path) -> Result<(), InputError> {
     let asked = |row: &Row| {
         let derived = matches!(row.provenance, Provenance::Derived { .. });
+        let kernel = row.boundary == Boundary::GpuKernel;
         (
             (row.boundary, row.execution.mode(), fell_back(row)),
             (row.rank, row.samples.observer, derived),
-            row.shape.clone(),
+            // A kernel's one row is scaled to any shape.
+            if kernel {
+                (
+                    Some((row.module.clone(), row.covers_decode())),
+                    BTreeMap::new(),
+                )
+            } else {
+                (None, row.shape.clone())
+            },
             format!("{:?}", row.scope),
         )
     };
@@ -316,7 +359,7 @@ fn check(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
 /// What a row must be that predictions are composed of.
 fn check_composed(row: &Row, topology: Topology, file: &Path) -> Result<(), InputError> {
     check(row, topology, file)?;
-    if row.samples.observer.is_diagnostic() {
+    if !row.composes() {
         return Err(InputError::new(
             file,
             format!(
@@ -326,6 +369,21 @@ fn check_composed(row: &Row, topology: Topology, file: &Path) -> Result<(), Inpu
             "keep diagnostic figures out of the composed rows",
         )
         .field("samples.observer"));
+    }
+    if row.boundary == Boundary::GpuKernel {
+        let counts = [REQUESTS, MEAN_KV, LAYERS];
+        let shape = kernel_shape(row).is_some_and(|shape| shape.iter().all(|count| *count >= 1.0));
+        if !shape || row.execution == Execution::Unknown {
+            return Err(InputError::new(
+                file,
+                format!("row `{}` does not say what its kernel worked on", row.id),
+                format!(
+                    "give its execution mode and the shape: {}",
+                    counts.join(", ")
+                ),
+            )
+            .field("shape"));
+        }
     }
     if row.boundary.is_host() && row.execution == Execution::Unknown {
         return Err(InputError::new(

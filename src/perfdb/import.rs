@@ -17,7 +17,7 @@ use zip::ZipArchive;
 
 use super::keeps::{Keep, keeps_for_model};
 use super::table::replace_file;
-use crate::timing::{Column, InputError, OpTable};
+use crate::timing::{Column, InputError, OpTable, read_text};
 
 /// The one place that says which version of each backend's tables is imported. The measured runs
 /// used trtllm 1.3.0rc14 and rc18, for which the package has no tables; rc20 is the nearest.
@@ -45,8 +45,10 @@ pub struct ImportRequest {
     pub systems: Vec<String>,
     /// Model names such as `gpt-oss-120b`: the part of a config's file name after the owner, in
     /// any case. Each adds the rows of [`keeps_for_model`] and has its config copied; as
-    /// `<id>=<name>`, under another name than the package's. The order counts: a table has the rows
-    /// of the first model first, so that a model added at the end moves no other row.
+    /// `<id>=<name>`, under another name than the package's. A model that the package lacks is
+    /// `<id>=<file>.json`: its config stays where it is. With `@<system>` or `@<system>/<backend>`
+    /// behind, only tables of that system and backend get its rows. The order counts: a table has
+    /// the rows of the first model first, so that a model added at the end moves no other row.
     pub models: Vec<String>,
     /// Further rows, beyond those of the models.
     pub keep: Vec<Keep>,
@@ -62,6 +64,20 @@ pub fn default_versions() -> BTreeMap<String, String> {
         .iter()
         .map(|(backend, version)| (backend.to_string(), version.to_string()))
         .collect()
+}
+
+/// The rows of one model, and the only system and backend (where one is named) that give them.
+struct Group {
+    keeps: Vec<Keep>,
+    on: Option<(String, String)>,
+}
+
+impl Group {
+    fn counts(&self, system: &str, backend: &str) -> bool {
+        self.on
+            .as_ref()
+            .is_none_or(|on| on.0 == system && (on.1.is_empty() || on.1 == backend))
+    }
 }
 
 /// What an import did.
@@ -131,10 +147,23 @@ pub fn import(
 ) -> Result<ImportReport, InputError> {
     let mut source = Source::open(request)?;
     // One group per model and one for the rest, in the order of their rows in the tables.
-    let mut groups: Vec<Vec<Keep>> = Vec::new();
+    let mut groups: Vec<Group> = Vec::new();
     let mut configs = Vec::new();
-    for model in &request.models {
-        let (id, model) = model.split_once('=').unwrap_or((model, model));
+    for asked in &request.models {
+        let (asked, on) = match asked.split_once('@') {
+            Some((asked, on)) => (asked, Some(on)),
+            None => (asked.as_str(), None),
+        };
+        let (id, model) = asked.split_once('=').unwrap_or((asked, asked));
+        let on = on.map(|on| on.split_once('/').unwrap_or((on, "")));
+        let on = on.map(|(system, backend)| (system.to_owned(), backend.to_owned()));
+        if let Some((system, _)) = on.as_ref().filter(|on| !request.systems.contains(&on.0)) {
+            return Err(InputError::new(
+                &request.source,
+                format!("`{id}` wants rows of `{system}`, which is not imported"),
+                "name the system in --systems too",
+            ));
+        }
         if !is_plain(id) || id.contains('/') {
             return Err(InputError::new(
                 &request.source,
@@ -142,9 +171,16 @@ pub fn import(
                 "give --models as NAME or as ID=NAME, an ID without `/`",
             ));
         }
-        let name = source.config_of(model)?;
-        let bytes = source.read(&name)?;
-        let shown = source.shown(&name);
+        let own = model.ends_with(".json");
+        let (bytes, shown) = if own {
+            let text = read_text(Path::new(model), "the model config")?;
+            (text.into_bytes(), PathBuf::from(model))
+        } else {
+            let name = source.config_of(model)?;
+            let read = (source.read(&name)?, source.shown(&name));
+            configs.push((id.to_lowercase(), name, read.0.clone()));
+            read
+        };
         let config = serde_json::from_slice(&bytes).map_err(|e| {
             InputError::new(
                 &shown,
@@ -153,13 +189,16 @@ pub fn import(
             )
             .at(e.line() as u64, e.column() as u64)
         })?;
-        groups.push(keeps_for_model(&config).map_err(|mut e| {
+        let keeps = keeps_for_model(&config).map_err(|mut e| {
             e.place.file = shown;
             e
-        })?);
-        configs.push((id.to_lowercase(), name, bytes));
+        })?;
+        groups.push(Group { keeps, on });
     }
-    groups.push(request.keep.clone());
+    groups.push(Group {
+        keeps: request.keep.clone(),
+        on: None,
+    });
 
     // Paths below `out`, in the order they are written.
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -237,14 +276,15 @@ fn import_system(
     source: &mut Source,
     request: &ImportRequest,
     system: &str,
-    groups: &[Vec<Keep>],
+    groups: &[Group],
     files: &mut BTreeMap<String, Vec<u8>>,
     copies: &mut Vec<Copied>,
     report: &mut ImportReport,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), InputError> {
     let prefix = format!("systems/data/{system}/");
-    let wanted: BTreeSet<&str> = groups.iter().flatten().map(|k| k.table.as_str()).collect();
+    let keeps = groups.iter().flat_map(|group| &group.keeps);
+    let wanted: BTreeSet<&str> = keeps.map(|keep| keep.table.as_str()).collect();
     let mut found = BTreeSet::new();
     let names: Vec<String> = source.names.keys().cloned().collect();
     for name in &names {
@@ -264,7 +304,11 @@ fn import_system(
             continue;
         };
         found.insert(table);
-        let (kept, mut row) = filter_table(source, name, stem, groups)?;
+        let here: Vec<&Group> = groups
+            .iter()
+            .filter(|group| group.counts(system, backend))
+            .collect();
+        let (kept, mut row) = filter_table(source, name, stem, &here)?;
         progress(&format!(
             "{rest}: {} of {} rows",
             row.kept_rows, row.source_rows
@@ -320,7 +364,7 @@ fn filter_table(
     source: &mut Source,
     name: &str,
     stem: &str,
-    groups: &[Vec<Keep>],
+    groups: &[&Group],
 ) -> Result<(OpTable, ImportedTable), InputError> {
     let bytes = source.read(name)?;
     let shown = source.shown(name);
@@ -341,7 +385,7 @@ fn filter_table(
     let mut matched_nothing = Vec::new();
     for group in groups {
         let mut wanted = vec![false; table.rows];
-        for keep in group.iter().filter(|keep| keep.table == stem) {
+        for keep in group.keeps.iter().filter(|keep| keep.table == stem) {
             let matching = keep.matching_rows(&table)?;
             if !matching.contains(&true) {
                 push_new(&mut matched_nothing, keep.to_string());
@@ -370,10 +414,23 @@ fn filter_table(
 }
 
 /// What is kept of each table, each filter once though several models have it.
-fn filters(groups: &[Vec<Keep>]) -> BTreeMap<&str, Vec<String>> {
+fn filters(groups: &[Group]) -> BTreeMap<&str, Vec<String>> {
     let mut filters: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for keep in groups.iter().flatten() {
-        push_new(filters.entry(&keep.table).or_default(), keep.to_string());
+    for group in groups {
+        for keep in &group.keeps {
+            let texts = filters.entry(keep.table.as_str()).or_default();
+            let text = keep.to_string();
+            match &group.on {
+                Some(_) if texts.contains(&text) => {}
+                Some((system, backend)) if backend.is_empty() => {
+                    push_new(texts, format!("{text}, on {system} only"));
+                }
+                Some((system, backend)) => {
+                    push_new(texts, format!("{text}, on {system} from {backend} only"));
+                }
+                None => push_new(texts, text),
+            }
+        }
     }
     filters
 }

@@ -11,6 +11,6 @@ pub mod table;
 
 pub use database::{Database, GpuMemory};
 pub use grid::{Anchor, Term};
-pub use host::{HostKey, HostRows, HostTime, read_source_cells};
+pub use host::{HostKey, HostRows, HostTime, kernel_shape, read_source_cells};
 pub use kernel::{AttentionKey, Collective, DeltanetPart, MoeKernel, OpKey, Refusal};
 pub use pricer::{Lookup, LookupId, OpId, Pricer, Quantity};

@@ -140,19 +140,50 @@ impl Pricer {
         Ok(Ok(id))
     }
 
+    /// Resolves decode attention that was measured in a known execution mode: one row, taken over
+    /// all of the op's `layers` at `requests` requests of `mean_kv` tokens each.
+    pub fn resolve_measured(
+        &mut self,
+        name: &str,
+        key: &OpKey,
+        row: &Arc<Row>,
+        [requests, mean_kv, layers]: [f64; 3],
+    ) -> OpId {
+        let id = OpId(self.ops.len() as u16);
+        let root = Level::Scaled {
+            row: self.host_row(row),
+            at: [mean_kv, requests, 0.0],
+            share: 1.0 / layers,
+        };
+        let key = key.clone();
+        self.ops.push(ResolvedOp {
+            name: name.to_owned(),
+            grid: Arc::new(Grid { key, root }),
+            flags: vec![format!("measured ({})", row.execution.mode())],
+            anchor: Anchor::default(),
+            known: NumberMap::default(),
+            near: Near::default(),
+        });
+        id
+    }
+
+    fn host_row(&mut self, row: &Arc<Row>) -> RowId {
+        let same =
+            |id: &RowId| matches!(self.rows.origin(*id), Origin::Host(known) if known.id == row.id);
+        let known = self.rows.ids().find(same);
+        known.unwrap_or_else(|| {
+            self.rows
+                .push(row.samples.mean_ms, Origin::Host(Arc::clone(row)))
+        })
+    }
+
     /// Stores a host or boundary time: the mean of `rows`, each scaled by a ratio of work.
     pub fn host(&mut self, rows: &[Arc<Row>], work_ratio: f64) -> LookupId {
         let first = self.terms.len();
         for row in rows {
-            let known = self.rows.ids().find(
-                |id| matches!(self.rows.origin(*id), Origin::Host(known) if known.id == row.id),
-            );
-            let id = known.unwrap_or_else(|| {
-                self.rows
-                    .push(row.samples.mean_ms, Origin::Host(Arc::clone(row)))
-            });
+            let row = self.host_row(row);
             self.terms.push(Term {
-                row: id,
+                row,
                 weight: 1.0 / rows.len() as f64,
                 work_ratio,
             });

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::compose::{Composer, LaneStart, Method, Part, PathTerm};
+use crate::compose::{Composer, LaneStart, Method, Part, PathTerm, Stamp};
 use crate::model::{Count, Module, OpKind, OpScenario, RankLoad, StepExecution, StepScenario};
 use crate::perfdb::Refusal;
-use crate::timing::{Coverage, Execution, InputError, Policy};
+use crate::timing::{Coverage, Execution, HostMode, InputError, Policy};
 
+use super::lanes::Lanes;
 use super::predict::Replayer;
 
 /// One op's share of an op case.
@@ -44,14 +45,79 @@ pub struct StepPrediction {
     pub path: Vec<(PathTerm, f64)>,
     /// Kernels the host submits.
     pub launches: u32,
+    /// The step as one of many alike.
+    pub iteration: Iteration,
     pub coverage: Coverage,
+}
+
+/// An iteration while its step repeats under the overlap scheduler, in milliseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Iteration {
+    /// From its start to the start of the next.
+    pub ms: f64,
+    /// Work of the first rank's host: what of it is not on the path below is hidden behind the GPU.
+    pub host_ms: f64,
+    /// Parts along the path from one start to the next.
+    pub parts_ms: BTreeMap<Part, f64>,
+}
+
+impl Iteration {
+    /// The part that holds most of the iteration.
+    pub fn bound_by(&self) -> Option<Part> {
+        largest(&self.parts_ms)
+    }
+
+    /// Repeats a step until each iteration is like the one before.
+    fn of(composer: &mut Composer, execution: Execution, loads: &[RankLoad]) -> Self {
+        let mut lanes = Lanes::new(composer);
+        let mut pending: Option<(Vec<Stamp>, HostMode)> = None;
+        let mut starts = [lanes.paths.origin(); 2];
+        for _ in 0..REPEATS {
+            let start = lanes.all_hosts();
+            starts = [starts[1], start];
+            lanes.host.fill(start);
+            let mode = lanes.dispatch(execution, loads);
+            if let Some((gpu, mode)) = pending.take() {
+                lanes.finish(&gpu, mode);
+            }
+            pending = Some((lanes.gpu.clone(), mode));
+        }
+        let [from, to] = starts;
+        let way = lanes.paths.between(from, to);
+        let prompts = loads.iter().any(|load| !load.prompts.is_empty());
+        let mode = execution.host_mode(prompts);
+        let finish = composer.finish(mode, 0);
+        let host_ms =
+            composer.submission(mode, 0).0 + finish.map_or(0.0, |one| composer.pricer().ms(one));
+        let mut parts_ms = BTreeMap::new();
+        for term in way {
+            let ms = term.times * composer.pricer().ms(term.lookup);
+            *parts_ms.entry(term.part).or_insert(0.0) += ms;
+        }
+        // What the ways to both starts have in common cancels up to its rounding.
+        parts_ms.retain(|_, ms: &mut f64| ms.abs() > ROUNDING_REL * to.ms);
+        Self {
+            ms: to.ms - from.ms,
+            host_ms,
+            parts_ms,
+        }
+    }
+}
+
+/// Steps until an iteration is like the one before: from idle lanes, host and GPU are in step after
+/// two.
+const REPEATS: usize = 8;
+const ROUNDING_REL: f64 = 1e-12;
+
+fn largest(parts_ms: &BTreeMap<Part, f64>) -> Option<Part> {
+    let largest = parts_ms.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    largest.map(|(part, _)| *part)
 }
 
 impl StepPrediction {
     /// The part that holds most of the path.
     pub fn bound_by(&self) -> Option<Part> {
-        let largest = self.parts_ms.iter().max_by(|a, b| a.1.total_cmp(b.1));
-        largest.map(|(part, _)| *part)
+        largest(&self.parts_ms)
     }
 
     pub fn end_ms(&self) -> f64 {
@@ -150,10 +216,10 @@ impl Replayer {
         composer.set_method(Method::OpByOp);
         let load = RankLoad {
             prompts: scenario.context.clone(),
+            prefixes: scenario.prefix.clone(),
             generation: requests,
             padded: requests,
             kv_sum: u64::from(requests) * u64::from(mean_kv),
-            ..RankLoad::default()
         };
         let execution = match scenario.execution {
             StepExecution::Eager => Execution::Eager,
@@ -182,7 +248,9 @@ impl Replayer {
             *parts_ms.entry(term.part).or_insert(0.0) += ms;
             path.push((*term, ms));
         }
+        let iteration = Iteration::of(&mut composer, execution, &loads);
         Ok(Ok(StepPrediction {
+            iteration,
             gpu_span_ms: (0..lanes)
                 .map(|lane| times.gpu_ms[lane] - times.begin_ms[lane])
                 .collect(),

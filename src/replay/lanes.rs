@@ -14,7 +14,7 @@ pub(super) struct Lanes<'a> {
     pub host: Vec<Stamp>,
     pub gpu: Vec<Stamp>,
     /// What is the same in every step, by execution mode and lane.
-    fixed: [Vec<Fixed>; 4],
+    fixed: [Vec<Fixed>; HostMode::COUNT],
     client_transport: Stretch,
     ingress: Stretch,
     egress: Stretch,
@@ -104,7 +104,16 @@ impl<'a> Lanes<'a> {
     /// done depends on the mode returned.
     pub fn dispatch(&mut self, execution: Execution, loads: &[RankLoad]) -> HostMode {
         let prompts = loads.iter().any(|load| !load.prompts.is_empty());
-        let mode = execution.host_mode(prompts);
+        self.dispatch_in(execution.host_mode(prompts), execution, loads)
+    }
+
+    /// The same for a step, or a part of one, that asks the host for the work of `mode`.
+    pub fn dispatch_in(
+        &mut self,
+        mode: HostMode,
+        execution: Execution,
+        loads: &[RankLoad],
+    ) -> HostMode {
         let [starts, before] = &mut self.before;
         starts.clone_from(&self.host);
         before.clone_from(&self.gpu);
@@ -128,7 +137,7 @@ impl<'a> Lanes<'a> {
             from.host_ms[lane] = host.ms;
             from.gpu_ms[lane] = gpu.ms;
         }
-        if graph && let Some(ends) = self.composer.decode_step(loads, from, paths) {
+        if graph && let Some(ends) = self.composer.decode_step(mode, loads, from, paths) {
             for (gpu, end) in self.gpu.iter_mut().zip(ends) {
                 let parent = end.from.stamp(starts, before);
                 *gpu = paths.reach(parent.node, end.ms, end.terms, end.first);
@@ -141,7 +150,7 @@ impl<'a> Lanes<'a> {
                 let how = (execution, mode);
                 recorder.step(self.composer, loads, how, from, &submitted_ms)
             }
-            None => self.composer.step(loads, execution, from),
+            None => self.composer.step_in(mode, loads, execution, from),
         };
         for (lane, path) in times.gpu_path.iter().enumerate() {
             let parent = path.from.stamp(starts, before);

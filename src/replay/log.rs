@@ -1,7 +1,7 @@
 //! The step log: what the scheduler decided, iteration by iteration.
 
 use crate::compose::Part;
-use crate::timing::Execution;
+use crate::timing::{Execution, HostMode};
 
 /// What a step holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,9 +48,30 @@ pub struct IterationRecord {
     pub paused: Vec<u32>,
     /// The step, if anything was scheduled: execution and one record per rank group.
     pub step: Option<(Execution, Vec<RankRecord>)>,
+    /// Captured batch of a split step's generation part, which runs first, in a forward of its own;
+    /// the step's execution is then that of its context. `None`: one forward.
+    pub decode_graph: Option<u32>,
 }
 
 impl IterationRecord {
+    /// The execution mode, `split` where the step is two forwards.
+    pub fn mode(&self) -> Option<&'static str> {
+        let (execution, _) = self.step.as_ref()?;
+        Some(match self.decode_graph {
+            Some(_) => "split",
+            None => execution.mode(),
+        })
+    }
+
+    /// Modes whose rows the host work of the step rests on. A split step takes those of an eager
+    /// one, and the launch of a graph.
+    pub fn host_modes(&self) -> impl Iterator<Item = HostMode> + use<> {
+        let prompts = self.kind() != Some(StepKind::Decode);
+        let of = |(execution, _): &(Execution, _)| execution.host_mode(prompts);
+        let graph = self.decode_graph.map(|_| HostMode::SplitDecode);
+        self.step.as_ref().map(of).into_iter().chain(graph)
+    }
+
     pub fn kind(&self) -> Option<StepKind> {
         let (_, ranks) = self.step.as_ref()?;
         let context = ranks.iter().any(|rank| !rank.context.is_empty());

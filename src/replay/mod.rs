@@ -13,7 +13,7 @@ mod sglang;
 mod trtllm;
 
 pub use capacity::{KvCapacity, token_bytes, weight_bytes};
-pub use evidence::{OpPrediction, OpShare, StepPrediction};
+pub use evidence::{Iteration, OpPrediction, OpShare, StepPrediction};
 pub use lengths::draw as draw_lengths;
 pub use log::{IterationRecord, RankRecord, RequestRecord, StepKind, StepLog};
 pub use metrics::{Metric, Quantile};

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::compose::{Composer, Fault, Method, Part, Paths, Receipt, Stamp};
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::perfdb::{Database, Pricer, Refusal};
-use crate::timing::{Coverage, Execution, InputError, Origin, Policy, RowId, Rows};
+use crate::timing::{Coverage, HostMode, InputError, Origin, Policy, RowId, Rows};
 
 use super::capacity::KvCapacity;
 use super::client::Replayed;
 use super::lengths;
-use super::log::{StepKind, StepLog};
+use super::log::{IterationRecord, StepLog};
 use super::metrics::Metric;
 use super::record::{Detail, Recorder};
 use super::{sglang, trtllm};
@@ -299,19 +299,23 @@ impl Replayer {
             .fold(0.0, f64::max);
         let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
         // Most steps are like the one before.
-        let mut stretches: Vec<(StepKind, Execution, u64)> = Vec::new();
+        let mut stretches: Vec<(_, &IterationRecord, u64)> = Vec::new();
         for iteration in &log.iterations {
-            if let (Some(kind), Some((execution, _))) = (iteration.kind(), &iteration.step) {
-                match stretches.last_mut() {
-                    Some((k, e, count)) if (*k, *e) == (kind, *execution) => *count += 1,
-                    _ => stretches.push((kind, *execution, 1)),
-                }
+            let Some((execution, _)) = &iteration.step else {
+                continue;
+            };
+            let like = (iteration.kind(), *execution, iteration.decode_graph);
+            match stretches.last_mut() {
+                Some((before, _, count)) if *before == like => *count += 1,
+                _ => stretches.push((like, iteration, 1)),
             }
         }
         let (mut counts, mut modes) = (BTreeMap::new(), BTreeSet::new());
-        for (kind, execution, count) in stretches {
-            *counts.entry((kind, execution.mode())).or_insert(0) += count;
-            modes.insert(execution.host_mode(kind != StepKind::Decode).name());
+        for (_, iteration, count) in stretches {
+            if let (Some(kind), Some(mode)) = (iteration.kind(), iteration.mode()) {
+                *counts.entry((kind, mode)).or_insert(0) += count;
+                modes.extend(iteration.host_modes().map(HostMode::name));
+            }
         }
         let steps = counts
             .into_iter()

@@ -160,19 +160,24 @@ impl Recorder {
         submitted_ms: &[f64],
     ) -> StepTimes {
         let times = if self.records() {
-            let (times, runs) = composer.step_ops(loads, execution, start);
+            let (times, runs) = composer.step_ops(mode, loads, execution, start);
             let launched = self.hosts(composer, mode, &runs, start, submitted_ms);
             self.streams(composer, &runs, &launched);
             times
         } else {
-            let times = composer.step(loads, execution, start);
+            let times = composer.step_in(mode, loads, execution, start);
             let unknown = |ms: &f64| Reached { ms: *ms, by: None };
             self.hosts = submitted_ms.iter().map(unknown).collect();
             self.streams = times.gpu_ms.iter().map(unknown).collect();
             times
         };
-        self.dispatched
-            .push_back((self.iteration, self.streams.clone()));
+        // A second forward of the same step ends it.
+        match self.dispatched.back_mut() {
+            Some((iteration, ends)) if *iteration == self.iteration => {
+                ends.clone_from(&self.streams);
+            }
+            _ => (self.dispatched).push_back((self.iteration, self.streams.clone())),
+        }
         times
     }
 

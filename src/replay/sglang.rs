@@ -238,6 +238,7 @@ impl<'a> Executor<'a> {
             held,
             paused,
             step,
+            decode_graph: None,
         });
         self.last = match &pending {
             None => Last::Nothing,

@@ -8,12 +8,20 @@
 //! KV blocks: by default a request enters only when its whole need fits beside the whole needs of
 //! those that have entered. Under `max_utilization` it enters when its context fits now, and the
 //! most recently started request is paused when a decode step does not fit.
+//!
+//! Chunked prefill (`microBatchScheduler.cpp`, first come first served): when the waiting contexts
+//! do not fit beside the generation requests, each gets what is left of the token budget, whole KV
+//! blocks only unless it ends the prompt. So at most the last one is cut. (There, a prompt shorter
+//! than a block may follow a cut one; here it waits.)
+//!
+//! A split iteration runs two forwards, its generation requests as their captured graph and its
+//! context eagerly behind them; what it makes leaves when both are done.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::compose::{Composer, Part, Stamp};
-use crate::model::{Capacity, RankLoad, Scenario, captured};
+use crate::model::{Capacity, KV_BLOCK, MixedExecution, RankLoad, Scenario, captured};
 use crate::perfdb::Refusal;
 use crate::timing::{Execution, HostMode};
 
@@ -23,8 +31,7 @@ use super::lanes::Lanes;
 use super::log::{IterationRecord, RankRecord, StepLog};
 use super::record::Recorder;
 
-/// Tokens of one block of the paged KV cache: the runtime's default.
-const BLOCK: u32 = 32;
+const BLOCK: u32 = KV_BLOCK;
 
 fn blocks(tokens: u32) -> u64 {
     u64::from(tokens.div_ceil(BLOCK))
@@ -33,8 +40,10 @@ fn blocks(tokens: u32) -> u64 {
 /// One attention rank group.
 #[derive(Debug, Default)]
 struct RankState {
-    /// Admitted requests whose prompt has not run, first come first served.
+    /// Admitted requests whose prompt has not run to its end, first come first served.
     context: VecDeque<u32>,
+    /// Tokens of the first of them that earlier steps have computed.
+    computed: u32,
     generating: u32,
     /// KV lengths of the generating requests at the next step.
     kv_sum: u64,
@@ -65,6 +74,30 @@ impl RankState {
     fn opening(&self, step: u64) -> u64 {
         u64::from(self.phases[(step % u64::from(BLOCK)) as usize])
     }
+}
+
+/// What of a rank group's context requests runs in a step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Chosen {
+    /// Requests whose context ends in the step.
+    whole: usize,
+    /// Tokens of the one behind them, whose context goes on later; 0: none.
+    piece: u32,
+}
+
+impl Chosen {
+    fn requests(self) -> usize {
+        self.whole + usize::from(self.piece > 0)
+    }
+}
+
+/// A step as it is formed.
+struct Formed {
+    /// Of the context, where the step is split.
+    execution: Execution,
+    /// Captured batch of a split step's generation part.
+    decode_graph: Option<u32>,
+    ranks: Vec<RankRecord>,
 }
 
 /// A dispatched step whose results are not out yet.
@@ -182,13 +215,14 @@ impl<'a> Executor<'a> {
         self.lanes.iteration(self.log.len());
         let dispatched = step
             .as_ref()
-            .map(|(execution, ranks)| self.dispatch(start, *execution, ranks, &chosen));
+            .map(|formed| self.dispatch(start, formed, &chosen));
         self.log.push(IterationRecord {
             start_ms: start.ms,
             fetched,
             held,
             paused,
-            step,
+            decode_graph: step.as_ref().and_then(|formed| formed.decode_graph),
+            step: step.map(|formed| (formed.execution, formed.ranks)),
         });
         if self.scenario.serving.overlap {
             if let Some(previous) = self.previous.take() {
@@ -296,30 +330,41 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// How many context requests each rank group runs, and why the others are held.
-    fn choose(&mut self) -> (Vec<usize>, (Option<Part>, u32)) {
+    /// The context requests, first come first served, that fit a rank group's next step.
+    fn fitting(&self, rank: &RankState) -> Chosen {
         let serving = &self.scenario.serving;
-        let mut chosen: Vec<usize> = self
-            .ranks
-            .iter()
-            .map(|rank| {
-                let mut tokens = rank.generating;
-                let mut batch = rank.generating;
-                let mut kv = rank.held_blocks + rank.opening(self.steps);
-                rank.context
-                    .iter()
-                    .take_while(|request| {
-                        let request = &self.client.requests[**request as usize];
-                        tokens += request.context();
-                        batch += 1;
-                        kv += self.entry_blocks(request);
-                        tokens <= serving.max_num_tokens
-                            && batch <= serving.max_batch_size
-                            && kv <= self.blocks
-                    })
-                    .count()
-            })
-            .collect();
+        let mut left = serving.max_num_tokens.saturating_sub(rank.generating);
+        let mut batch = rank.generating;
+        let mut kv = rank.held_blocks + rank.opening(self.steps);
+        let mut chosen = Chosen::default();
+        let mut computed = rank.computed;
+        for request in &rank.context {
+            let request = &self.client.requests[*request as usize];
+            batch += 1;
+            if computed == 0 {
+                kv += self.entry_blocks(request);
+            }
+            if batch > serving.max_batch_size || kv > self.blocks {
+                break;
+            }
+            let rest = request.context() - std::mem::take(&mut computed);
+            if rest > left {
+                if serving.chunked_prefill {
+                    chosen.piece = left / BLOCK * BLOCK;
+                }
+                break;
+            }
+            left -= rest;
+            chosen.whole += 1;
+        }
+        chosen
+    }
+
+    /// Which context requests each rank group runs, and why the others are held.
+    fn choose(&mut self) -> (Vec<Chosen>, (Option<Part>, u32)) {
+        let serving = &self.scenario.serving;
+        let fitting = self.ranks.iter().map(|rank| self.fitting(rank));
+        let mut chosen: Vec<Chosen> = fitting.collect();
         let there: u32 = self
             .ranks
             .iter()
@@ -329,21 +374,21 @@ impl<'a> Executor<'a> {
         let mut reason = Part::QueueCapacity;
         if self.ranks.len() == 1 {
             if let Some(wait) = serving.batch_wait
-                && chosen[0] > 0
+                && chosen[0].whole > 0
                 && self.ranks[0].generating > 0
             {
                 let rank = &self.ranks[0];
                 let tokens: u32 = rank
                     .context
                     .iter()
-                    .take(chosen[0])
+                    .take(chosen[0].whole)
                     .map(|request| self.client.requests[*request as usize].context())
                     .sum::<u32>()
                     + rank.generating;
                 let enough = wait.max_tokens_ratio * f64::from(serving.max_num_tokens);
                 if self.batch_waited < wait.timeout_iters && f64::from(tokens) < enough {
                     self.batch_waited += 1;
-                    chosen[0] = 0;
+                    chosen[0] = Chosen::default();
                     reason = Part::QueueBatchWait;
                 } else {
                     self.batch_waited = 0;
@@ -351,7 +396,7 @@ impl<'a> Executor<'a> {
             }
         } else if let Some(balance) = serving.attention_dp_balance {
             let all = |test: &dyn Fn(usize) -> bool| (0..chosen.len()).all(test);
-            let have_context = all(&|rank| chosen[rank] > 0);
+            let have_context = all(&|rank| chosen[rank].whole > 0);
             let have_slots = all(&|rank| self.ranks[rank].generating < serving.max_batch_size);
             let have_generation = all(&|rank| self.ranks[rank].generating > 0);
             let mut hold = false;
@@ -373,32 +418,35 @@ impl<'a> Executor<'a> {
                 }
             }
             if hold {
-                chosen.fill(0);
+                chosen.fill(Chosen::default());
                 reason = Part::QueueBalance;
             }
         }
-        let running: usize = chosen.iter().sum();
-        // Paused requests wait too, but no longer for their first schedule.
-        let paused = self.ranks.iter().zip(&chosen);
-        let paused: u32 = paused
-            .map(|(rank, count)| rank.paused.saturating_sub(*count as u32))
-            .sum();
-        let left = there - running as u32 - paused;
+        let mut left = there;
+        for (rank, chosen) in self.ranks.iter().zip(&chosen) {
+            let running = chosen.requests() as u32;
+            // Paused requests, and one whose prompt is half done, wait too, but no longer for their
+            // first schedule.
+            let started = rank.paused + u32::from(rank.computed > 0);
+            left -= running + started.saturating_sub(running);
+        }
         ((chosen), ((left > 0).then_some(reason), left))
     }
 
     /// The step's execution and each rank group's share; `None` if nothing is scheduled.
-    fn form_step(&self, chosen: &[usize]) -> Option<(Execution, Vec<RankRecord>)> {
+    fn form_step(&self, chosen: &[Chosen]) -> Option<Formed> {
         let mut ranks: Vec<RankRecord> = self
             .ranks
             .iter()
             .zip(chosen)
-            .map(|(rank, count)| RankRecord {
-                context: rank.context.iter().take(*count).copied().collect(),
+            .map(|(rank, chosen)| RankRecord {
+                context: (rank.context.iter().take(chosen.requests()))
+                    .copied()
+                    .collect(),
+                chunks: self.chunks(rank, *chosen),
                 generation: rank.generating,
                 padded: rank.generating,
                 kv_sum: rank.kv_sum,
-                ..RankRecord::default()
             })
             .collect();
         let with_context = ranks.iter().any(|rank| !rank.context.is_empty());
@@ -411,7 +459,9 @@ impl<'a> Executor<'a> {
             .cuda_graph
             .as_ref()
             .is_some_and(|graph| graph.padding);
-        let graph = if with_context {
+        let mixed = with_context && batch > 0;
+        let split = mixed && serving.mixed_execution == MixedExecution::Split;
+        let graph = if with_context && !split {
             None
         } else {
             captured(&self.graph_sizes, batch, padding)
@@ -422,7 +472,11 @@ impl<'a> Executor<'a> {
                 rank.kv_sum += u64::from(captured_batch - rank.generation);
                 rank.padded = captured_batch;
             }
-            Execution::FullGraph { captured_batch }
+            if split {
+                Execution::Eager
+            } else {
+                Execution::FullGraph { captured_batch }
+            }
         } else {
             // A rank group without work runs one dummy token, so that collectives have all ranks.
             for rank in &mut ranks {
@@ -431,14 +485,8 @@ impl<'a> Executor<'a> {
                     rank.kv_sum = 1;
                 }
             }
-            let tokens = |rank: &RankRecord| {
-                let prompts: u32 = rank
-                    .context
-                    .iter()
-                    .map(|request| self.client.requests[*request as usize].context())
-                    .sum();
-                prompts + rank.padded
-            };
+            let tokens = |rank: &RankRecord| self.pieces(rank).map(|(_, now)| now).sum::<u32>();
+            let tokens = |rank: &RankRecord| tokens(rank) + rank.padded;
             let most = ranks.iter().map(tokens).max().unwrap_or(0);
             match with_context
                 .then(|| captured(&self.piecewise_tokens, most, true))
@@ -448,36 +496,74 @@ impl<'a> Executor<'a> {
                 None => Execution::Eager,
             }
         };
-        Some((execution, ranks))
+        Some(Formed {
+            execution,
+            decode_graph: graph.filter(|_| split),
+            ranks,
+        })
+    }
+
+    /// Tokens computed before and in the step for each context request; empty where every prompt
+    /// runs as a whole.
+    fn chunks(&self, rank: &RankState, chosen: Chosen) -> Vec<(u32, u32)> {
+        if rank.computed == 0 && chosen.piece == 0 {
+            return Vec::new();
+        }
+        let running = rank.context.iter().take(chosen.requests()).enumerate();
+        running
+            .map(|(position, request)| {
+                let before = if position == 0 { rank.computed } else { 0 };
+                let rest = self.client.requests[*request as usize].context() - before;
+                let whole = position < chosen.whole;
+                (before, if whole { rest } else { chosen.piece })
+            })
+            .collect()
+    }
+
+    /// Tokens computed before and in the step, per context request.
+    fn pieces<'r>(&'r self, rank: &'r RankRecord) -> impl Iterator<Item = (u32, u32)> + 'r {
+        let whole = |request: &u32| (0, self.client.requests[*request as usize].context());
+        let all = rank.chunks.is_empty().then_some(&rank.context);
+        let all = all.into_iter().flatten().map(whole);
+        rank.chunks.iter().copied().chain(all)
     }
 
     /// Prepares and dispatches a step from `start`, and books what it makes.
-    fn dispatch(
-        &mut self,
-        start: Stamp,
-        execution: Execution,
-        ranks: &[RankRecord],
-        chosen: &[usize],
-    ) -> Pending {
-        for (load, rank) in self.loads.iter_mut().zip(ranks) {
-            let context = |request: &u32| self.client.requests[*request as usize].context();
+    fn dispatch(&mut self, start: Stamp, formed: &Formed, chosen: &[Chosen]) -> Pending {
+        let mut loads = std::mem::take(&mut self.loads);
+        for (load, rank) in loads.iter_mut().zip(&formed.ranks) {
             load.prompts.clear();
-            load.prompts.extend(rank.context.iter().map(context));
+            load.prefixes.clear();
+            load.prompts.extend(self.pieces(rank).map(|(_, now)| now));
+            load.prefixes
+                .extend(rank.chunks.iter().map(|(before, _)| before));
             load.generation = rank.generation;
             load.padded = rank.padded;
             load.kv_sum = rank.kv_sum;
         }
-        let mode = self.lanes.dispatch(execution, &self.loads);
+        let mode = match formed.decode_graph {
+            Some(captured_batch) => {
+                let graph = Execution::FullGraph { captured_batch };
+                let decode: Vec<RankLoad> = loads.iter().map(RankLoad::decode_part).collect();
+                let context: Vec<RankLoad> = loads.iter().map(RankLoad::context_part).collect();
+                self.lanes
+                    .dispatch_in(HostMode::SplitDecode, graph, &decode);
+                self.lanes
+                    .dispatch_in(HostMode::SplitContext, formed.execution, &context)
+            }
+            None => self.lanes.dispatch(formed.execution, &loads),
+        };
+        self.loads = loads;
         self.book(start, mode, chosen)
     }
 
     /// Moves requests on by the step that was just dispatched.
-    fn book(&mut self, start: Stamp, mode: HostMode, chosen: &[usize]) -> Pending {
+    fn book(&mut self, start: Stamp, mode: HostMode, chosen: &[Chosen]) -> Pending {
         let step = self.steps;
         self.steps += 1;
         let mut first = Vec::new();
         let mut finished = Vec::new();
-        for (rank, count) in self.ranks.iter_mut().zip(chosen) {
+        for (rank, chosen) in self.ranks.iter_mut().zip(chosen) {
             rank.kv_sum += u64::from(rank.generating);
             rank.held_blocks += rank.opening(step);
             for request in rank.ends.remove(&step).unwrap_or_default() {
@@ -490,21 +576,26 @@ impl<'a> Executor<'a> {
                 }
                 finished.push(request);
             }
-            for request in rank.context.drain(..*count) {
+            for request in rank.context.drain(..chosen.whole) {
                 let begun = &mut self.client.requests[request as usize];
+                let goes_on = std::mem::take(&mut rank.computed) > 0;
                 begun.joined = step;
-                if begun.recompute == 0 {
-                    begun.scheduled = start;
+                if begun.recompute > 0 {
+                    rank.paused -= 1;
+                } else {
                     begun.iteration = self.log.len() as u32;
                     first.push(request);
-                } else {
-                    rank.paused -= 1;
+                    if !goes_on {
+                        begun.scheduled = start;
+                    }
                 }
-                rank.held_blocks += if self.greedy {
-                    blocks(begun.context())
-                } else {
-                    blocks(begun.prompt + begun.output)
-                };
+                if !goes_on {
+                    rank.held_blocks += if self.greedy {
+                        blocks(begun.context())
+                    } else {
+                        blocks(begun.prompt + begun.output)
+                    };
+                }
                 let left = begun.output - begun.recompute;
                 if left > 1 {
                     rank.generating += 1;
@@ -518,6 +609,14 @@ impl<'a> Executor<'a> {
                 } else {
                     finished.push(request);
                 }
+            }
+            if let Some(request) = rank.context.front().filter(|_| chosen.piece > 0) {
+                let cut = &mut self.client.requests[*request as usize];
+                if rank.computed == 0 {
+                    cut.scheduled = start;
+                    rank.held_blocks += blocks(cut.prompt + cut.output);
+                }
+                rank.computed += chosen.piece;
             }
         }
         first.sort_unstable();

@@ -81,11 +81,29 @@ pub enum HostMode {
     Piecewise,
     /// Eager, generation only.
     EagerDecode,
+    /// The generation part of a split step: the step's preparation, then one graph launch.
+    SplitDecode,
+    /// The context part behind it: the eager submissions, and the end of the whole step.
+    SplitContext,
 }
 
 impl HostMode {
+    /// Number of modes.
+    pub const COUNT: usize = 6;
+
     /// In the order of their discriminants.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Eager,
+        Self::FullGraph,
+        Self::Piecewise,
+        Self::EagerDecode,
+        Self::SplitDecode,
+        Self::SplitContext,
+    ];
+
+    /// The modes that rows are looked up for. A split step takes its times from those of eager and
+    /// graph steps.
+    pub const WHOLE: [Self; 4] = [
         Self::Eager,
         Self::FullGraph,
         Self::Piecewise,
@@ -99,15 +117,29 @@ impl HostMode {
             Self::FullGraph => "full_graph",
             Self::Piecewise => "piecewise",
             Self::EagerDecode => "eager decode",
+            Self::SplitDecode => "split decode",
+            Self::SplitContext => "split context",
         }
     }
 
     /// A step's execution in this mode, at no size.
     pub fn execution(self) -> Execution {
         match self {
-            Self::Eager | Self::EagerDecode => Execution::Eager,
-            Self::FullGraph => Execution::FullGraph { captured_batch: 0 },
+            Self::Eager | Self::EagerDecode | Self::SplitContext => Execution::Eager,
+            Self::FullGraph | Self::SplitDecode => Execution::FullGraph { captured_batch: 0 },
             Self::Piecewise => Execution::Piecewise { captured_tokens: 0 },
+        }
+    }
+
+    /// How decode attention runs in a step of this mode, and whether beside prompts. Between the
+    /// captured segments of a piecewise step it runs eagerly.
+    pub fn attention(self) -> (Execution, bool) {
+        match self {
+            Self::Eager | Self::Piecewise | Self::SplitContext => (Execution::Eager, true),
+            Self::EagerDecode => (Execution::Eager, false),
+            Self::FullGraph | Self::SplitDecode => {
+                (Execution::FullGraph { captured_batch: 0 }, false)
+            }
         }
     }
 }
@@ -165,16 +197,18 @@ pub enum Observer {
     NativeMetrics,
     /// Host timers around modules. Diagnostic: not composed.
     ModuleTiming,
-    /// A profiler. Diagnostic: not composed.
+    /// A profiler. Diagnostic: not composed, except for a kernel's own time on the GPU's clock.
     Profiler,
     /// A benchmark of one op alone, as in the op tables.
     OpBenchmark,
     /// A published hardware figure (roofline rows).
     Datasheet,
+    /// The source does not say.
+    Unrecorded,
 }
 
 impl Observer {
-    /// Diagnostic rows inflate what they observe and are not composed.
+    /// Diagnostic rows inflate the host time that they observe.
     pub fn is_diagnostic(self) -> bool {
         matches!(self, Self::ModuleTiming | Self::Profiler)
     }
@@ -189,6 +223,7 @@ impl fmt::Display for Observer {
             Self::Profiler => "profiler",
             Self::OpBenchmark => "op_benchmark",
             Self::Datasheet => "datasheet",
+            Self::Unrecorded => "unrecorded",
         })
     }
 }

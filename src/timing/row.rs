@@ -104,7 +104,7 @@ pub struct Scope {
     pub logical_cpus: Option<u32>,
 }
 
-/// One host or boundary timing row.
+/// One host or boundary timing row, or a kernel row of a known execution mode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
@@ -113,7 +113,7 @@ pub struct Row {
     pub execution: Execution,
     #[serde(default = "succeeded")]
     pub capture: CaptureOutcome,
-    /// Module or op that was timed, for example `forward`.
+    /// Module that was timed, for example `forward`; of a kernel row, the op's name in the plan.
     pub module: String,
     /// Step phase the samples cover; `prefill_or_mixed`: steps with prompts only.
     pub phase: String,
@@ -123,7 +123,9 @@ pub struct Row {
     /// Further boundaries whose time is inside this row, where the source cannot tell them apart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub includes: Vec<Boundary>,
-    /// Shape the samples were taken at, for example `isl: 1024`.
+    /// Shape the samples were taken at, for example `isl: 1024`. A host row with `requests` holds
+    /// for its own deployment only. A kernel row of decode attention needs `requests`, `mean_kv`
+    /// and `layers`, the layers that it sums over.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shape: BTreeMap<String, u64>,
     pub samples: Samples,
@@ -137,6 +139,12 @@ impl Row {
     /// Whether the samples cover steps without prompts.
     pub fn covers_decode(&self) -> bool {
         self.phase != "prefill_or_mixed"
+    }
+
+    /// Whether predictions may take the row. A diagnostic observer slows the host that it watches;
+    /// the GPU's own clock around a kernel does not run differently for it.
+    pub fn composes(&self) -> bool {
+        self.boundary == Boundary::GpuKernel || !self.samples.observer.is_diagnostic()
     }
 }
 

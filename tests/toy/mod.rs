@@ -23,7 +23,7 @@ use std::sync::Arc;
 use stepgate::compose::{Composer, Method};
 use stepgate::model::{
     Backend, BackendName, Capacity, CudaGraph, Deployment, GemmDtype, Kernels, KvCacheDtype,
-    Precision, RankLoad, Scenario, Serving, Workload,
+    MixedExecution, Precision, RankLoad, Scenario, Serving, Workload,
 };
 use stepgate::replay::{Outcome, Prediction, Replayer};
 use stepgate::timing::{Column, OpTable, Policy, Topology};
@@ -357,12 +357,14 @@ impl Toy {
                 overlap: true,
                 cuda_graph: None,
                 piecewise: None,
+                mixed_execution: MixedExecution::Eager,
                 batch_wait: None,
                 attention_dp_balance: None,
                 capacity: Capacity::GuaranteedNoEvict,
                 memory_fraction: None,
                 block_reuse: false,
                 stream_interval: 1,
+                chunked_prefill: false,
                 max_prefill_tokens: None,
                 chunked_prefill_size: None,
                 scheduler_recv_interval: 1,

@@ -41,6 +41,10 @@ pub fn audit(
     }
 }
 
+/// The parts of a split step, among the modes.
+pub(super) const SPLIT_GENERATION: usize = 4;
+pub(super) const SPLIT_CONTEXT: usize = 5;
+
 /// Host times of a lane in one mode, each with its path.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HostLane {
@@ -72,8 +76,9 @@ pub(super) struct Auditor<'a> {
     pub(super) shares: Vec<Share>,
     pub(super) lookups: usize,
     pub(super) ties: usize,
-    /// By mode (eager, full graph, piecewise, eager without prompts) and lane.
-    pub(super) hosts: [Vec<HostLane>; 4],
+    /// By mode (eager, full graph, piecewise, eager without prompts, and the generation and the
+    /// context part of a split step) and lane.
+    pub(super) hosts: [Vec<HostLane>; 6],
     pub(super) transport: Cost,
     pub(super) ingress: Cost,
     pub(super) egress: Cost,

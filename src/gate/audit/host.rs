@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::compose::Part;
 use crate::timing::{Boundary, Policy, Provenance, Row, Scope};
 
-use super::auditor::{Auditor, HostLane};
+use super::auditor::{Auditor, HostLane, SPLIT_CONTEXT, SPLIT_GENERATION};
 use super::fault::{Check, check_weights};
 use super::forward::{forward, launches};
 use super::lookup::Share;
@@ -39,7 +39,7 @@ impl Auditor<'_> {
                     format!("strict rests on host/{}, which is derived here", row.id),
                 );
             }
-            if row.samples.observer.is_diagnostic() {
+            if row.samples.observer.is_diagnostic() && boundary != Boundary::GpuKernel {
                 self.fault(Check::Rows, format!("host/{} is a diagnostic row", row.id));
             }
         }
@@ -65,6 +65,65 @@ impl Auditor<'_> {
         } else {
             rows
         }
+    }
+
+    /// The kernel row of decode attention in a step of `mode`: how much of it `requests` requests
+    /// with `kv_sum` tokens take in each of the `layers` layers that it was summed over.
+    pub(super) fn measured_attention(
+        &mut self,
+        mode: usize,
+        window: u32,
+        (requests, kv_sum): (u32, u64),
+        layers: usize,
+    ) -> Option<Share> {
+        let graphed = mode == 1 || mode == SPLIT_GENERATION;
+        let without_prompts = graphed || mode == 3;
+        let name = match window {
+            0 => "generation attention (full)",
+            _ => "generation attention (window)",
+        };
+        let mut kernels = self.sources.hosts.iter().filter(|(_, row)| {
+            row.boundary == Boundary::GpuKernel
+                && row.module == name
+                && row.execution.mode() == if graphed { "full_graph" } else { "eager" }
+                && !(without_prompts && row.phase == "prefill_or_mixed")
+        });
+        let (known, row) = kernels.next()?.clone();
+        let mut wrong = Vec::new();
+        let deployment = &self.scenario.deployment;
+        let home = row.scope.as_ref().is_some_and(|scope| {
+            scope.runtime == deployment.backend.name.as_str()
+                && scope.version == deployment.backend.version
+                && scope.system == deployment.system
+                && scope.model == deployment.model
+                && scope.topology == deployment.parallel
+        });
+        if !home {
+            wrong.push("was measured elsewhere");
+        }
+        let measured = matches!(row.provenance, Provenance::Measured { .. });
+        if self.prediction.policy == Policy::Strict && !measured {
+            wrong.push("is derived");
+        }
+        let of = |key: &str| row.shape.get(key).copied().unwrap_or(0);
+        if of("layers") != layers as u64 {
+            wrong.push("sums over other layers");
+        }
+        for what in wrong {
+            self.fault(Check::Rows, format!("host/{} {what}", row.id));
+        }
+        // Bytes of keys and values, which a window ends.
+        let seen = |requests: f64, mean: f64| match window {
+            0 => requests * mean,
+            _ => requests * mean.min(f64::from(window)),
+        };
+        let there = seen(of("requests") as f64, of("mean_kv") as f64) * layers as f64;
+        let here = seen(f64::from(requests), kv_sum as f64 / f64::from(requests));
+        Some(Share {
+            known,
+            weight: 1.0,
+            work: here / there,
+        })
     }
 
     fn measured_here(&self, scope: &Scope, row: &Row) -> bool {
@@ -113,6 +172,7 @@ impl Auditor<'_> {
         } else {
             forward_rows.len().clamp(1, on.ranks() as usize)
         };
+        let mut graph_launches = Vec::new();
         let modes = ["eager", "full_graph", "piecewise", "eager"];
         for (index, mode) in modes.into_iter().enumerate() {
             let without_prompts = index == 3;
@@ -140,6 +200,9 @@ impl Auditor<'_> {
             for lane in 0..lanes {
                 let mut before = self.host_cost(Part::HostPrepare, &prepare, lane, 1.0);
                 let launch = self.host_cost(Part::GraphLaunch, &launch, lane, 1.0);
+                if mode == "full_graph" {
+                    graph_launches.push(launch.clone());
+                }
                 before.ms += launch.ms;
                 before.of.extend(launch.of);
                 let lane = HostLane {
@@ -149,6 +212,20 @@ impl Auditor<'_> {
                 };
                 self.hosts[index].push(lane);
             }
+        }
+        // A split step is prepared and ended once, as an eager one is, with a graph launch between.
+        for (eager, launch) in self.hosts[0].clone().into_iter().zip(graph_launches) {
+            let mut before = eager.before;
+            before.ms += launch.ms;
+            before.of.extend(launch.of);
+            self.hosts[SPLIT_GENERATION].push(HostLane {
+                before,
+                ..HostLane::default()
+            });
+            self.hosts[SPLIT_CONTEXT].push(HostLane {
+                before: Cost::default(),
+                ..eager
+            });
         }
         let transport = self.host_rows(Boundary::ClientTransport, None);
         self.transport = self.host_cost(Part::ClientTransport, &transport, 0, 1.0);

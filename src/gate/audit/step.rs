@@ -23,6 +23,22 @@ pub(super) struct Load {
 }
 
 impl Load {
+    /// Its generation requests alone.
+    pub(super) fn generation(&self) -> Self {
+        Self {
+            prompts: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// Its prompts alone.
+    pub(super) fn context(&self) -> Self {
+        Self {
+            prompts: self.prompts.clone(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn prompt_tokens(&self) -> u32 {
         self.prompts.iter().map(|(_, tokens)| tokens).sum()
     }
@@ -329,7 +345,7 @@ impl Auditor<'_> {
     }
 
     /// Prices a kernel for one rank group's load.
-    fn price(&mut self, task: usize, load: &Load, loads: &[Load]) -> Rc<Cost> {
+    fn price(&mut self, task: usize, load: &Load, loads: &[Load], mode: usize) -> Rc<Cost> {
         let kind = self.tasks[task];
         // A group without a prompt, or without generation, has nothing to do there.
         if kind.needs().is_some_and(|phase| !load.has(phase)) {
@@ -355,6 +371,13 @@ impl Auditor<'_> {
                 return Rc::new(mean);
             }
             Task::Attend { .. } | Task::AttendLatent(_) => {
+                if let Task::Attend { window, .. } = kind {
+                    let layers = self.forward.iter().filter(|(of, _)| *of == task).count();
+                    let work = (load.padded, load.kv_sum);
+                    if let Some(share) = self.measured_attention(mode, window, work, layers) {
+                        return Rc::new(self.cost(Part::Kernel, &[share]));
+                    }
+                }
                 let batch = f64::from(load.padded);
                 let mean_kv = load.kv_sum as f64 / batch;
                 return Rc::new(self.look_up(task, [mean_kv, batch, 0.0], 1.0));
@@ -400,10 +423,10 @@ impl Auditor<'_> {
         let whole;
         let repeated;
         let order = if at_once && repeats(loads) {
-            repeated = self.repeated(loads);
+            repeated = self.repeated(loads, mode);
             for load in loads {
                 for task in &repeated.follow {
-                    costs.push(self.price(*task, load, loads));
+                    costs.push(self.price(*task, load, loads, mode));
                 }
                 costs.extend(repeated.fixed.iter().cloned());
             }
@@ -415,7 +438,7 @@ impl Auditor<'_> {
             for load in loads {
                 for task in 0..self.tasks.len() {
                     costs.push(if self.tasks[task].runs(prompts, generation) {
-                        self.price(task, load, loads)
+                        self.price(task, load, loads, mode)
                     } else {
                         Rc::clone(&nothing)
                     });
@@ -525,7 +548,7 @@ impl Auditor<'_> {
     }
 
     /// What replays of this padded batch have in common.
-    fn repeated(&mut self, loads: &[Load]) -> Rc<Repeated> {
+    fn repeated(&mut self, loads: &[Load], mode: usize) -> Rc<Repeated> {
         if let Some(known) = self.repeated.get(&loads[0].padded) {
             return Rc::clone(known);
         }
@@ -540,12 +563,12 @@ impl Auditor<'_> {
             order: Order::default(),
         };
         let head = order.head.as_slice();
-        made.order.head = self.repeated_stretch(head, loads, &mut made);
+        made.order.head = self.repeated_stretch(head, loads, mode, &mut made);
         for (tasks, times) in &order.stretches {
-            let stretch = self.repeated_stretch(tasks, loads, &mut made);
+            let stretch = self.repeated_stretch(tasks, loads, mode, &mut made);
             made.order.stretches.push((stretch, *times));
         }
-        made.order.tail = self.regroup(&order.tail, loads, &mut made);
+        made.order.tail = self.regroup(&order.tail, loads, mode, &mut made);
         let made = Rc::new(made);
         self.repeated.insert(loads[0].padded, Rc::clone(&made));
         made
@@ -556,17 +579,18 @@ impl Auditor<'_> {
         &mut self,
         tasks: &[usize],
         loads: &[Load],
+        mode: usize,
         made: &mut Repeated,
     ) -> Vec<usize> {
         let Some((collective, before)) = tasks.split_last() else {
             return Vec::new();
         };
         let before: Vec<(usize, u32)> = before.iter().map(|task| (*task, 1)).collect();
-        let grouped = self.regroup(&before, loads, made).into_iter();
+        let grouped = self.regroup(&before, loads, mode, made).into_iter();
         let mut stretch: Vec<usize> = grouped
             .flat_map(|(at, times)| (0..times).map(move |_| at))
             .collect();
-        stretch.push(made.fix(self.price(*collective, &loads[0], loads)));
+        stretch.push(made.fix(self.price(*collective, &loads[0], loads, mode)));
         stretch
     }
 
@@ -575,6 +599,7 @@ impl Auditor<'_> {
         &mut self,
         tasks: &[(usize, u32)],
         loads: &[Load],
+        mode: usize,
         made: &mut Repeated,
     ) -> Vec<(usize, u32)> {
         let mut grouped = Vec::new();
@@ -582,7 +607,7 @@ impl Auditor<'_> {
         for (task, times) in tasks {
             match made.follow.iter().position(|follow| follow == task) {
                 Some(at) => grouped.push((at, *times)),
-                None => fixed.push((self.price(*task, &loads[0], loads), *times)),
+                None => fixed.push((self.price(*task, &loads[0], loads, mode), *times)),
             }
         }
         if !fixed.is_empty() {

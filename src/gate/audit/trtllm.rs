@@ -3,16 +3,22 @@
 use std::collections::VecDeque;
 
 use crate::compose::Part;
-use crate::model::Capacity;
+use crate::model::{Capacity, MixedExecution};
 use crate::replay::RankRecord;
 use crate::timing::Execution;
 
-use super::auditor::Auditor;
+use super::auditor::{Auditor, SPLIT_CONTEXT, SPLIT_GENERATION};
 use super::captured::{graph_size, piece_tokens};
 use super::client::{Held, InFlight, Runner};
 use super::fault::{Check, FAULTS_MAX};
 use super::moment::Moment;
 use super::step::Load;
+
+/// Prompts are cut in whole KV blocks of so many tokens.
+const BLOCK: u32 = 32;
+
+/// A prompt that was cut, and its tokens computed so far.
+type Cut = Option<(u32, u32)>;
 
 impl Auditor<'_> {
     pub(super) fn replay_trtllm(&mut self) {
@@ -23,6 +29,7 @@ impl Auditor<'_> {
         let mut stream = vec![Moment::zero(); lanes];
         let mut on_way: Vec<u32> = Vec::new();
         let mut waiting: VecDeque<u32> = VecDeque::new();
+        let mut cut: Cut = None;
         let mut inside = 0_usize;
         let mut held: Held = None;
         let mut in_flight: Option<InFlight> = None;
@@ -52,20 +59,38 @@ impl Auditor<'_> {
             self.check_batch_wait(index, &running, &waiting, &mut batch_waited);
             let now = match &iteration.step {
                 Some((execution, ranks)) => {
-                    let loads = self.loads(index, ranks, &mut waiting);
-                    self.check_step(index, *execution, ranks, &running, &loads);
+                    let generating = running.first().map_or(0, Vec::len) as u32;
+                    let loads = self.loads(index, ranks, &mut waiting, &mut cut, generating);
+                    let step = (*execution, iteration.decode_graph);
+                    self.check_step(index, step, ranks, &running, &loads);
                     if self.faults.len() >= FAULTS_MAX || ranks.len() != groups {
                         return;
                     }
                     let Some(mode) = self.mode(*execution, &loads) else {
                         return;
                     };
-                    for (lane, host) in host.iter_mut().enumerate() {
-                        let times = &self.hosts[mode][lane];
-                        *host = start.after(&times.before).after(&times.dispatch);
+                    let parts = match iteration.decode_graph {
+                        // Generation first; the context goes on where the host and the GPU are.
+                        Some(_) => vec![
+                            (
+                                SPLIT_GENERATION,
+                                loads.iter().map(Load::generation).collect(),
+                            ),
+                            (SPLIT_CONTEXT, loads.iter().map(Load::context).collect()),
+                        ],
+                        None => vec![(mode, loads)],
+                    };
+                    let mode = parts.last().map_or(mode, |(mode, _)| *mode);
+                    host.fill(start.clone());
+                    for (mode, loads) in parts {
+                        let begun = host.clone();
+                        for (lane, host) in host.iter_mut().enumerate() {
+                            let times = &self.hosts[mode][lane];
+                            *host = host.after(&times.before).after(&times.dispatch);
+                        }
+                        stream = self.step(&loads, mode, &begun, &stream);
                     }
-                    stream = self.step(&loads, mode, &vec![start.clone(); lanes], &stream);
-                    let (first, last) = self.book(index, ranks, &mut running, &start);
+                    let (first, last) = self.book(index, ranks, &mut running, &start, cut);
                     Some(InFlight {
                         streams: stream.clone(),
                         mode,
@@ -167,7 +192,12 @@ impl Auditor<'_> {
         index: usize,
         ranks: &[RankRecord],
         waiting: &mut VecDeque<u32>,
+        cut: &mut Cut,
+        generating: u32,
     ) -> Vec<Load> {
+        if self.scenario.serving.chunked_prefill {
+            return self.cut_loads(index, ranks, waiting, cut, generating);
+        }
         for record in ranks {
             for &request in &record.context {
                 let at = if ranks.len() == 1 {
@@ -204,7 +234,77 @@ impl Auditor<'_> {
             kv_sum: record.kv_sum,
             at_least: 0,
         };
-        let mut loads: Vec<Load> = ranks.iter().map(of).collect();
+        let loads: Vec<Load> = ranks.iter().map(of).collect();
+        self.pad(loads)
+    }
+
+    /// The same where prompts may be cut, on the one rank group that there is then: first the prompt
+    /// that was cut, then the queue in order, as far as the tokens of the iteration go.
+    fn cut_loads(
+        &mut self,
+        index: usize,
+        ranks: &[RankRecord],
+        waiting: &mut VecDeque<u32>,
+        cut: &mut Cut,
+        generating: u32,
+    ) -> Vec<Load> {
+        let [record] = ranks else {
+            let what = format!("iteration {index} cuts prompts on {} groups", ranks.len());
+            self.fault(Check::Decisions, what);
+            return Vec::new();
+        };
+        let mut wrong = Vec::new();
+        let mut load = Load {
+            padded: record.padded,
+            kv_sum: record.kv_sum,
+            ..Load::default()
+        };
+        let mut left = (self.scenario.serving.max_num_tokens).saturating_sub(generating);
+        let whole = record.chunks.is_empty();
+        if !whole && record.chunks.len() != record.context.len() {
+            wrong.push("has pieces of no prompt".to_owned());
+        }
+        for (position, &request) in record.context.iter().enumerate() {
+            let (due, before) = match cut.take() {
+                Some((due, before)) if position == 0 => (Some(due), before),
+                _ => (waiting.pop_front(), 0),
+            };
+            if due != Some(request) {
+                wrong.push(format!("runs request {request} out of turn"));
+                break;
+            }
+            let rest = self.context(request) - before;
+            let tokens = if rest <= left {
+                rest
+            } else {
+                left - left % BLOCK
+            };
+            let logged = if whole {
+                (0, rest)
+            } else {
+                record.chunks.get(position).copied().unwrap_or_default()
+            };
+            if logged != (before, tokens) || tokens == 0 {
+                wrong.push(format!(
+                    "runs tokens {logged:?} of request {request}, recounted {:?}",
+                    (before, tokens)
+                ));
+            }
+            left -= tokens;
+            load.prompts.push((before, tokens));
+            if tokens < rest {
+                *cut = Some((request, before + tokens));
+                // Nothing fits behind a prompt that is cut.
+                left = 0;
+            }
+        }
+        for what in wrong {
+            self.fault(Check::Decisions, format!("iteration {index} {what}"));
+        }
+        self.pad(vec![load])
+    }
+
+    fn pad(&self, mut loads: Vec<Load>) -> Vec<Load> {
         // Captured segments hold the tokens of the largest group, and what pads them.
         let serving = &self.scenario.serving;
         let prompts = loads.iter().any(|load| !load.prompts.is_empty());
@@ -223,7 +323,7 @@ impl Auditor<'_> {
     fn check_step(
         &mut self,
         index: usize,
-        execution: Execution,
+        (execution, decode_graph): (Execution, Option<u32>),
         ranks: &[RankRecord],
         running: &[Vec<Runner>],
         loads: &[Load],
@@ -235,9 +335,11 @@ impl Auditor<'_> {
         let serving = &self.scenario.serving;
         let prompts = ranks.iter().any(|rank| !rank.context.is_empty());
         let batch = running.iter().map(|group| group.len() as u32).max();
+        let batch = batch.unwrap_or(0);
+        let split = prompts && batch > 0 && serving.mixed_execution == MixedExecution::Split;
         let captured = match &serving.cuda_graph {
-            Some(graph) if !prompts => {
-                graph_size(&self.scenario.deployment.backend, graph, batch.unwrap_or(0))
+            Some(graph) if !prompts || split => {
+                graph_size(&self.scenario.deployment.backend, graph, batch)
             }
             _ => None,
         };
@@ -261,17 +363,21 @@ impl Auditor<'_> {
                     record.generation, record.padded, record.kv_sum
                 ));
             }
-            let tokens = loads[rank].prompt_tokens() + count;
+            let tokens = loads.get(rank).map_or(0, Load::prompt_tokens) + count;
             let sequences = record.context.len() as u32 + count;
             if tokens > serving.max_num_tokens || sequences > serving.max_batch_size {
                 wrong.push(format!("rank {rank} is over the scenario's limits"));
             }
         }
         let recounted = match (captured, loads.first().map_or(0, |load| load.at_least)) {
-            (Some(captured_batch), _) => Execution::FullGraph { captured_batch },
+            (Some(captured_batch), _) if !split => Execution::FullGraph { captured_batch },
+            (Some(_), _) => Execution::Eager,
             (None, 0) => Execution::Eager,
             (None, captured_tokens) => Execution::Piecewise { captured_tokens },
         };
+        if decode_graph != captured.filter(|_| split) {
+            wrong.push(format!("splits off a graph of {decode_graph:?} requests"));
+        }
         if recounted != execution {
             wrong.push(format!("runs as {execution:?}, recounted {recounted:?}"));
         }
@@ -287,6 +393,7 @@ impl Auditor<'_> {
         ranks: &[RankRecord],
         running: &mut [Vec<Runner>],
         start: &Moment,
+        cut: Cut,
     ) -> (Vec<u32>, Vec<u32>) {
         let mut first = Vec::new();
         let mut last = Vec::new();
@@ -304,9 +411,15 @@ impl Auditor<'_> {
             }
             for &request in &record.context {
                 let context = self.context(request);
+                let goes_on = cut.is_some_and(|(cut, _)| cut == request);
                 let progress = &mut self.requests[request as usize];
-                if progress.again == 0 {
+                if progress.again == 0 && progress.scheduled.is_none() {
                     progress.scheduled = Some(start.clone());
+                }
+                if goes_on {
+                    continue;
+                }
+                if progress.again == 0 {
                     progress.iteration = index as u32;
                     progress.rank = rank as u32;
                     first.push(request);
