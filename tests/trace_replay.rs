@@ -353,7 +353,10 @@ fn times_at_the_end_of_their_range_are_no_panic() {
     let replayed = replay(&profiles, None).expect("one profile");
     assert!(replayed.report.ranks[0].steps[0].composed_ns > far);
     let mut json = Vec::new();
-    replayed.timeline().write_chrome(&mut json).expect("written to memory");
+    replayed
+        .timeline()
+        .write_chrome(&mut json)
+        .expect("written to memory");
 }
 
 fn stepgate(arguments: &[&str]) -> Output {
