@@ -1,6 +1,6 @@
 //! Collectives: which kernels they are, and what each rank brings to one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -30,7 +30,6 @@ const KINDS: [(&str, &str); 13] = [
 /// The collective that a kernel of this name is.
 pub fn collective_kind(kernel: &str) -> Option<&'static str> {
     let name = kernel.to_lowercase();
-    // `AllReduce` as a template argument or in a file's name is still one.
     KINDS
         .iter()
         .find(|(words, _)| {
@@ -133,109 +132,106 @@ pub struct MatchedKind {
     pub transfer: Spread,
 }
 
-/// Lays the collectives of `members` over one another; `None`: fewer than two ranks, or no
-/// collective that all of them ran equally often.
+/// Lays the collectives of `members` over one another; `None`: fewer than two ranks, or ranks
+/// without a collective.
 pub fn align(members: &[Member<'_>]) -> Option<Alignment> {
     if members.len() < 2 {
         return None;
     }
     let of_rank: Vec<BTreeMap<&'static str, Vec<Span>>> = members.iter().map(spans).collect();
-    let mut kinds: Vec<&'static str> = of_rank
-        .iter()
-        .flat_map(|kinds| kinds.keys().copied())
-        .collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let count = |rank: usize, kind: &str| of_rank[rank].get(kind).map_or(0, Vec::len);
-    let mut unmatched = Vec::new();
-    kinds.retain(|kind| {
-        let counts: Vec<usize> = (0..members.len()).map(|rank| count(rank, kind)).collect();
-        let equal = counts.iter().all(|one| *one == counts[0]);
-        if !equal {
-            unmatched.push(format!("{kind}: {counts:?} on {} ranks", members.len()));
-        }
-        equal
-    });
+    let (kinds, unmatched) = common_kinds(&of_rank);
+    if kinds.is_empty() && unmatched.is_empty() {
+        return None;
+    }
+    let (mut transfers_of, mut transfers_ns) = (Vec::new(), Vec::new());
+    for kind in &kinds {
+        let own: Vec<i64> = (0..of_rank[0][kind].len())
+            .filter_map(|at| of_rank.iter().map(|rank| rank[kind][at].ns()).min())
+            .collect();
+        transfers_ns.extend(&own);
+        transfers_of.extend(Spread::of(own).map(|transfer| MatchedKind { kind, transfer }));
+    }
     // Per rank, its collectives in one order that all ranks share.
     let matched: Vec<Vec<Span>> = of_rank
         .iter()
-        .map(|of_kind| {
-            kinds
-                .iter()
-                .flat_map(|kind| of_kind[kind].iter().copied())
-                .collect()
-        })
+        .map(|rank| kinds.iter().flat_map(|kind| rank[kind].clone()).collect())
         .collect();
-    let collectives = matched.first()?.len();
-    if collectives == 0 {
-        return (!unmatched.is_empty()).then_some(Alignment {
-            ranks: Vec::new(),
-            kinds: Vec::new(),
-            unmatched,
-        });
+    Some(Alignment {
+        ranks: in_collectives(members, &matched, &transfers_ns),
+        kinds: transfers_of,
+        unmatched,
+    })
+}
+
+/// Kinds that all ranks ran equally often, and the others in words.
+fn common_kinds(of_rank: &[BTreeMap<&'static str, Vec<Span>>]) -> (Vec<&'static str>, Vec<String>) {
+    let all: BTreeSet<&'static str> = of_rank
+        .iter()
+        .flat_map(|kinds| kinds.keys().copied())
+        .collect();
+    let (mut common, mut unmatched) = (Vec::new(), Vec::new());
+    for kind in all {
+        let counts: Vec<usize> = of_rank
+            .iter()
+            .map(|kinds| kinds.get(kind).map_or(0, Vec::len))
+            .collect();
+        if counts.iter().all(|count| *count == counts[0]) {
+            common.push(kind);
+        } else {
+            unmatched.push(format!("{kind}: {counts:?} on {} ranks", of_rank.len()));
+        }
     }
+    (common, unmatched)
+}
+
+fn in_collectives(
+    members: &[Member<'_>],
+    matched: &[Vec<Span>],
+    transfers_ns: &[i64],
+) -> Vec<RankInCollectives> {
+    let reference = &matched[0];
     let offsets: Vec<i64> = matched
         .iter()
-        .map(|rank| {
-            median(
-                rank.iter()
-                    .zip(&matched[0])
-                    .map(|(own, first)| own.end_ns - first.end_ns),
-            )
+        .map(|rank| median(ends_apart(rank, reference)))
+        .collect();
+    let arrivals: Vec<Vec<i64>> = matched
+        .iter()
+        .zip(&offsets)
+        .map(|(rank, offset_ns)| {
+            let on_first_clock = |span: &Span| span.start_ns.saturating_sub(*offset_ns);
+            rank.iter().map(on_first_clock).collect()
         })
         .collect();
-    let arrivals = |at: usize| {
-        matched
-            .iter()
-            .zip(&offsets)
-            .map(move |(rank, offset)| rank[at].start_ns.saturating_sub(*offset))
-    };
-    let transfers: Vec<i64> = (0..collectives)
-        .map(|at| matched.iter().map(|rank| rank[at].ns()).min().unwrap_or(0))
+    let first_arrivals: Vec<i64> = (0..reference.len())
+        .filter_map(|at| arrivals.iter().map(|rank| rank[at]).min())
         .collect();
-    let ranks = members
+    let less = |from: &i64, what: &i64| from.saturating_sub(*what);
+    members
         .iter()
-        .zip(&matched)
-        .zip(&offsets)
-        .filter_map(|((member, rank), offset_ns)| {
-            let lateness = (0..collectives).filter_map(|at| {
-                let own_ns = rank[at].start_ns.saturating_sub(*offset_ns);
-                Some(own_ns.saturating_sub(arrivals(at).min()?))
-            });
-            let waits = rank
-                .iter()
-                .zip(&transfers)
-                .map(|(own, transfer)| own.ns() - transfer);
-            let misfit = rank.iter().zip(&matched[0]).map(|(own, first)| {
-                let apart_ns = own.end_ns - first.end_ns;
-                apart_ns.saturating_sub(*offset_ns).saturating_abs()
-            });
+        .zip(matched)
+        .zip(offsets.iter().zip(&arrivals))
+        .filter_map(|((member, rank), (offset_ns, arrivals))| {
+            let lateness = arrivals.iter().zip(&first_arrivals);
+            let waits = rank.iter().zip(transfers_ns);
+            let misfits = ends_apart(rank, reference);
             Some(RankInCollectives {
                 rank: member.label.clone(),
                 clock_offset_ns: *offset_ns,
-                misfit_ns: misfit.max()?,
-                lateness: Spread::of(lateness.collect())?,
-                wait: Spread::of(waits.collect())?,
+                misfit_ns: misfits
+                    .map(|apart_ns| less(&apart_ns, offset_ns).saturating_abs())
+                    .max()?,
+                lateness: Spread::of(lateness.map(|(own, first)| less(own, first)).collect())?,
+                wait: Spread::of(waits.map(|(own, transfer)| own.ns() - transfer).collect())?,
             })
         })
-        .collect();
-    let mut rest = transfers.as_slice();
-    let kinds = kinds
-        .into_iter()
-        .filter_map(|kind| {
-            let (own, behind) = rest.split_at(count(0, kind));
-            rest = behind;
-            Some(MatchedKind {
-                kind,
-                transfer: Spread::of(own.to_vec())?,
-            })
-        })
-        .collect();
-    Some(Alignment {
-        ranks,
-        kinds,
-        unmatched,
-    })
+        .collect()
+}
+
+/// By how much each collective ends later on `rank`'s clock than on the reference's.
+fn ends_apart(rank: &[Span], reference: &[Span]) -> impl Iterator<Item = i64> {
+    rank.iter()
+        .zip(reference)
+        .map(|(own, first)| own.end_ns - first.end_ns)
 }
 
 fn spans(member: &Member<'_>) -> BTreeMap<&'static str, Vec<Span>> {

@@ -104,7 +104,6 @@ stroke-width:1.6}.hop{stroke-dasharray:3 2}\n\
 fn fill(kind: Kind) -> &'static str {
     match kind {
         Kind::PeerWait | Kind::GpuWait => "url(#wait)",
-        Kind::HostWork => "#6f93b8",
         Kind::Iteration => "#5d6b7a",
         Kind::Prefill => "#3d8fa6",
         Kind::Decode => "#7f9c6a",

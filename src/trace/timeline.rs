@@ -26,8 +26,6 @@ pub enum Kind {
     PeerWait,
     /// A host until the GPU has finished: in no sum.
     GpuWait,
-    /// Host work between calls that has no part of its own.
-    HostWork,
     /// An iteration of a scheduler.
     Iteration,
     /// A request from its schedule to its first token.
@@ -42,7 +40,6 @@ impl Kind {
             Self::Part(part) => part.name(),
             Self::PeerWait => "peer_wait",
             Self::GpuWait => "gpu_wait",
-            Self::HostWork => "host_work",
             Self::Iteration => "iteration",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
