@@ -33,7 +33,7 @@ const AUDITOR: &str = "gate/audit/";
 
 /// What the auditor may import: the timing contract, the model's config and plain scenario types,
 /// the log, and what is under audit. `timing` as a whole.
-const AUDITOR_MAY: [&str; 19] = [
+const AUDITOR_MAY: [&str; 20] = [
     "compose::Part",
     "compose::Receipt",
     "compose::ReceiptLine",
@@ -41,6 +41,7 @@ const AUDITOR_MAY: [&str; 19] = [
     "model::Capacity",
     "model::CudaGraph",
     "model::Deployment",
+    "model::MixedExecution",
     "model::ModelConfig",
     "model::Piecewise",
     "model::QkNorm",
