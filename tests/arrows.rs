@@ -42,6 +42,7 @@ const AUDITOR_MAY: [&str; 20] = [
     "model::Capacity",
     "model::CudaGraph",
     "model::Deployment",
+    "model::MixedExecution",
     "model::ModelConfig",
     "model::Piecewise",
     "model::QkNorm",

@@ -295,10 +295,13 @@ fn what_is_not_set_is_said() {
 fn names_that_no_case_has_are_listed() {
     let text = TRTLLM
         .replace("backend: TRTLLM", "backend: WIDEEP")
-        .replace("dtype: fp8", "dtype: auto");
+        .replace("dtype: fp8", "dtype: auto")
+        .replace("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS");
     let imported = trtllm(&text).expect("a case");
     let unknown = notes(&imported, NoteKind::Unknown);
     assert!(unknown.contains(&"line 13: moe_config.backend: WIDEEP".to_owned()));
+    let policy = "line 26: scheduler_config.context_chunking_policy: EQUAL_PROGRESS";
+    assert!(unknown.contains(&policy.to_owned()));
     let auto = "line 8: kv_cache_config.dtype: auto (the runtime's choice, not recorded)";
     assert!(notes(&imported, NoteKind::NoEffect).contains(&auto.to_owned()));
     assert!(!imported.text.contains("kernels:"), "{}", imported.text);

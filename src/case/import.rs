@@ -261,12 +261,6 @@ const TRTLLM: &[Setting] = &[
         "serving.chunked_prefill",
         Kind::Flag,
     ),
-    to(
-        "scheduler_config.context_chunking_policy",
-        "launch.chunking_policy",
-        // The default, and the one that is modelled.
-        Kind::Names(&[("FIRST_COME_FIRST_SERVED", "")]),
-    ),
     no_effect("backend"),
     no_effect("trust_remote_code"),
     no_effect("print_iter_log"),
@@ -274,6 +268,12 @@ const TRTLLM: &[Setting] = &[
     no_effect("enable_iter_perf_stats"),
     no_effect("iter_stats_max_iterations"),
 ];
+
+/// The default, and what is modelled.
+const TRTLLM_DEFAULT: (&str, &str) = (
+    "scheduler_config.context_chunking_policy",
+    "FIRST_COME_FIRST_SERVED",
+);
 
 /// Of no matter while they are off.
 const TRTLLM_OFF: [&str; 1] = ["enable_chunked_prefill"];
@@ -785,7 +785,8 @@ impl Draft<'_> {
             return Ok(());
         }
         let off = matches!(value.value, Value::Null | Value::Flag(false));
-        if (is_block || TRTLLM_OFF.contains(&path)) && off {
+        let default = (path, value.value.to_string().as_str()) == TRTLLM_DEFAULT;
+        if default || (is_block || TRTLLM_OFF.contains(&path)) && off {
             self.note(NoteKind::NoEffect, Some(line), &shown_as);
             return Ok(());
         }
