@@ -33,7 +33,7 @@ const AUDITOR: &str = "gate/audit/";
 
 /// What the auditor may import: the timing contract, the model's config and plain scenario types,
 /// the log, and what is under audit. `timing` as a whole.
-const AUDITOR_MAY: [&str; 20] = [
+const AUDITOR_MAY: [&str; 21] = [
     "compose::Part",
     "compose::Receipt",
     "compose::ReceiptLine",

@@ -19,7 +19,7 @@ use toy::{MODEL, Times, Toy, close, eager, exact, graph, graphs, topology};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SMALL: &str = "steps/h100-trtllm/qwen3.5-0.8b-tp1";
-const EXAMPLE: &str = "examples/qwen3.5-0.8b-h100-c384.yaml";
+const EXAMPLE: &str = "docs/qwen3.5-0.8b-h100-c384.yaml";
 
 fn project() -> Points {
     Points::open(Path::new(ROOT), None).expect("the project opens")
