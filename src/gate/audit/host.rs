@@ -68,13 +68,13 @@ impl Auditor<'_> {
     }
 
     /// The kernel row of decode attention in a step of `mode`: how much of it `requests` requests
-    /// with `kv_sum` tokens take in each of the `layers` layers that it was summed over.
+    /// with `kv_sum` tokens take in each of the layers of `task` that it was summed over.
     pub(super) fn measured_attention(
         &mut self,
         mode: usize,
+        task: usize,
         window: u32,
         (requests, kv_sum): (u32, u64),
-        layers: usize,
     ) -> Option<Share> {
         let graphed = mode == 1 || mode == SPLIT_GENERATION;
         let without_prompts = graphed || mode == 3;
@@ -89,6 +89,7 @@ impl Auditor<'_> {
                 && !(without_prompts && row.phase == "prefill_or_mixed")
         });
         let (known, row) = kernels.next()?.clone();
+        let layers = self.forward.iter().filter(|(of, _)| *of == task).count();
         let mut wrong = Vec::new();
         let deployment = &self.scenario.deployment;
         let home = row.scope.as_ref().is_some_and(|scope| {

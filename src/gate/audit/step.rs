@@ -372,9 +372,8 @@ impl Auditor<'_> {
             }
             Task::Attend { .. } | Task::AttendLatent(_) => {
                 if let Task::Attend { window, .. } = kind {
-                    let layers = self.forward.iter().filter(|(of, _)| *of == task).count();
                     let work = (load.padded, load.kv_sum);
-                    if let Some(share) = self.measured_attention(mode, window, work, layers) {
+                    if let Some(share) = self.measured_attention(mode, task, window, work) {
                         return Rc::new(self.cost(Part::Kernel, &[share]));
                     }
                 }
