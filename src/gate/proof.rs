@@ -159,19 +159,22 @@ pub fn homogeneity(
 ) -> Result<(), ProofFailure> {
     let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
     match predicted(predict(1.0, None), &failed)? {
-        Some(base) => homogeneity_of(case, &base, predict),
+        Some(base) => homogeneity_of(case, &base, &[2.0, 0.5], predict),
         None => Ok(()),
     }
 }
 
 /// Homogeneity of a prediction that is there: `base` is what `predict` gives at a factor of 1.
+/// `exact` are powers of two. One of them shows every addend and every bound that takes hold at
+/// the rows as they are; with more, bounds show that would take hold at other rows.
 pub(super) fn homogeneity_of(
     case: &str,
     base: &Prediction,
+    exact: &[f64],
     predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
 ) -> Result<(), ProofFailure> {
     let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
-    for factor in [2.0, 0.5] {
+    for &factor in exact {
         let Some(scaled) = predicted(predict(factor, None), &failed)? else {
             return Err(failed(format!("refused with rows times {factor}")));
         };

@@ -113,7 +113,7 @@ fn prove_serving(
             unconfirmed(format!("{first} (and {more} more)"))
         }
     };
-    let homogeneous = homogeneity_of(name, prediction, scaled);
+    let homogeneous = homogeneity_of(name, prediction, &[2.0], scaled);
     let blind = match (&disguised, &homogeneous) {
         // The disguised case gave twice the figures of the case, bit for bit.
         (Ok(_), Ok(())) => sees_no_answer(name, &case.scenario()),
