@@ -429,6 +429,46 @@ fn a_tolerance_ends_on_its_day() {
 }
 
 #[test]
+fn new_ledger_rows_are_those_that_the_gate_would_write() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 3.0);
+    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.record(0, &["regression"]);
+    let ledger = project.ledger_files().remove(0);
+    let honest = fs::read_to_string(&ledger).expect("the ledger");
+    project.gate(0, &["pass"]);
+    let elsewhere = honest.replace("c4\"", "c8\"").replace(":28,", ":30,");
+    for (forged, says) in [
+        (
+            honest.replace("\"regression\"", "\"coverage_gained\""),
+            "their class is `coverage_gained`, this change is `regression`",
+        ),
+        (honest.replace(":28,", ":7,"), "their point is not"),
+        (honest.clone() + &elsewhere, "do not lead from the base"),
+        (
+            honest.clone() + &honest.replace(CASE, "no/such-case"),
+            "no such case",
+        ),
+    ] {
+        fs::write(&ledger, forged).expect("forged");
+        project.gate(1, &[says]);
+    }
+}
+
+#[test]
+fn a_golden_is_held_to_the_prediction_whatever_else_changes() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 9.0);
+    let case = format!("cases/{CASE}.yaml");
+    let widened = "point: 28\ntolerance: { ttft_rel: 0.5, reason: a test, expires: 2099-03-01 }";
+    project.edit(&case, "point: 28", widened);
+    project.edit(&file, &from, &to);
+    project.gate(1, &["the golden is not reproduced"]);
+    fs::write(project.path(&file), b"\xff\xfe").expect("written");
+    project.gate(5, &["1024-1024-c4.snap", "UTF-8"]);
+}
+
+#[test]
 fn a_band_that_this_change_widens_does_not_count_yet() {
     let project = Project::new();
     let (file, from, to) = shifted(&project, CASE, "ttft_ms", 1.0);

@@ -11,7 +11,7 @@ use crate::timing::InputError;
 
 use super::base::{Base, COMPILER_FILE};
 use super::checks::{
-    base_ledger, expired, ledger_findings, new_rows, shard_findings, shift_findings,
+    base_ledger, expired, ledger_findings, new_rows, row_findings, shard_findings, shift_findings,
 };
 use super::classify::{Class, Classified};
 use super::cores::on_every_core;
@@ -270,6 +270,7 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
     findings.extend(failures.iter().map(|failure| found(Kind::Proof, failure)));
     proofs.failures = failures.iter().map(ToString::to_string).collect();
     findings.extend(each_once(&wanted, &judged));
+    findings.extend(row_findings(&cases, &new_rows));
     findings.extend(shift_findings(&cases, &new_rows));
     findings.extend(expired(&tree, points, question.today));
     let shards = match question.results {

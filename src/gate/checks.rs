@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::case::{CaseFile, Date};
 use crate::timing::{InputError, Policy};
 
-use super::analysis::{About, CaseReport, Finding, Kind, found};
+use super::analysis::{About, CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
 use super::band::Bands;
 use super::base::Base;
 use super::classify::{Classified, band_of};
@@ -84,6 +84,68 @@ impl CaseReport {
         }
         findings
     }
+}
+
+/// New rows that are not what the gate would write: of nothing that this change moves, of another
+/// class, point or measured value. A row nobody asked for could close an open regression.
+pub(super) fn row_findings(cases: &[CaseReport], rows: &[&LedgerRow]) -> Vec<Finding> {
+    let mut groups: BTreeMap<(&str, &str, &str), Vec<&LedgerRow>> = BTreeMap::new();
+    for row in rows {
+        let key = (&*row.case, &*row.policy, &*row.metric);
+        groups.entry(key).or_default().push(row);
+    }
+    let fault = |((name, policy, metric), rows): (_, Vec<&LedgerRow>)| {
+        let case = cases.iter().find(|case| case.case == name);
+        let what = unasked(case, &rows)?;
+        let what = format!("{name}: new ledger rows of {policy} {metric}: {what}");
+        Some(found(Kind::Unrecorded, what))
+    };
+    groups.into_iter().filter_map(fault).collect()
+}
+
+/// What is wrong with the new rows of one metric or measured value.
+fn unasked(case: Option<&CaseReport>, rows: &[&LedgerRow]) -> Option<String> {
+    const NO_MOVE: &str = "they do not lead from the base to what is predicted; delete them";
+    let row = rows.last()?;
+    let Some(case) = case else {
+        return Some("no such case is judged; delete them".to_owned());
+    };
+    if row.point != case.point {
+        return Some("their point is not that of the case".to_owned());
+    }
+    if let Some(name) = row.metric.strip_prefix(EVIDENCE) {
+        let known = |one: &EvidenceReport| one.name == name && one.recorded.is_some();
+        let holds = case.evidence.iter().any(known);
+        return (!holds).then(|| NO_MOVE.to_owned());
+    }
+    let of_row = |one: &&MetricReport| {
+        let classified = &one.classified;
+        row.is_of(
+            &case.case,
+            classified.policy.name(),
+            classified.metric.name(),
+        )
+    };
+    let Some(report) = case.metrics.iter().find(of_row) else {
+        return Some(NO_MOVE.to_owned());
+    };
+    let change = &report.classified.change;
+    if report.recorded.is_none() {
+        // Where a record is wanted, its absence is reported already.
+        return (!change.class.wants_record()).then(|| NO_MOVE.to_owned());
+    }
+    if row.silicon_ms != change.silicon_ms {
+        return Some("their measured value is not that of the case".to_owned());
+    }
+    let (says, is) = (row.class, change.class);
+    let alone = rows.len() == 1 && says != is;
+    alone.then(|| {
+        format!(
+            "their class is `{}`, this change is `{}`",
+            says.name(),
+            is.name()
+        )
+    })
 }
 
 /// The reason of the rows that lead from `before` to `after`, one after another.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::case::CaseFile;
 use crate::replay::Outcome;
-use crate::timing::{InputError, Policy};
+use crate::timing::{InputError, Policy, read_text};
 
 use super::analysis::{CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
 use super::band::Bands;
@@ -98,6 +98,25 @@ impl Job {
     }
 }
 
+/// What the working tree's golden has that a fresh prediction has not.
+fn not_reproduced(
+    file: &Path,
+    fresh: &Golden,
+    bands: &Bands,
+) -> Result<Option<String>, InputError> {
+    // Reported as a case without a golden.
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let golden = Golden::of_snapshot(&read_text(file, "the golden")?, file)?;
+    let breaches = golden.compare(fresh, bands).breaches;
+    Ok(breaches.first().map(|first| {
+        let more = breaches.len() - 1;
+        let (path, before, after) = (&first.path, &first.before, &first.after);
+        format!("{path} says {before}, predicted is {after} (and {more} more)")
+    }))
+}
+
 /// What judging one case came to.
 pub(super) struct JudgedCase {
     pub name: String,
@@ -146,7 +165,11 @@ impl Work<'_> {
         let case = self.points.case(&job.name)?;
         let group = group_of(&case);
         let point = point_of(&case);
-        let own_bands = bands_of(&case);
+        // A wider band that this change brings along counts from the next change on.
+        let golden_bands = match &before {
+            Some(_) => bands,
+            None => bands_of(&case),
+        };
         let predicted = self.points.predict(case)?;
         if let Some(held) = &self.held {
             judged.failures = prove(self.points, held, &job.name, &predicted);
@@ -164,7 +187,7 @@ impl Work<'_> {
         };
         let classified = classify(before.as_ref(), Some(&fresh), &bands);
         judged.report = Some(CaseReport {
-            not_reproduced: self.not_reproduced(&place, &fresh, &own_bands)?,
+            not_reproduced: not_reproduced(&place, &fresh, &golden_bands)?,
             evidence: evidence(before.as_ref(), &fresh),
             metrics: self.with_effects(classified, &predicted)?,
             case: job.name,
@@ -172,26 +195,6 @@ impl Work<'_> {
             group,
         });
         Ok(())
-    }
-
-    /// What the working tree's golden has that a fresh prediction has not.
-    fn not_reproduced(
-        &self,
-        file: &Path,
-        fresh: &Golden,
-        bands: &Bands,
-    ) -> Result<Option<String>, InputError> {
-        let Ok(text) = fs::read_to_string(file) else {
-            // Reported as a case without a golden.
-            return Ok(None);
-        };
-        let golden = Golden::of_snapshot(&text, file)?;
-        let breaches = golden.compare(fresh, bands).breaches;
-        Ok(breaches.first().map(|first| {
-            let more = breaches.len() - 1;
-            let (path, before, after) = (&first.path, &first.before, &first.after);
-            format!("{path} says {before}, predicted is {after} (and {more} more)")
-        }))
     }
 
     fn with_effects(

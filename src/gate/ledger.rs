@@ -264,10 +264,10 @@ impl LedgerFile {
 
     /// The first line that `now` does not have as this file has it, counted from one.
     pub fn first_changed_line(&self, now: &str) -> Option<usize> {
-        let mut lines = now.lines();
+        let mut lines = now.split_inclusive('\n');
         let changed = self
             .text
-            .lines()
+            .split_inclusive('\n')
             .position(|line| lines.next() != Some(line));
         changed.map(|index| index + 1)
     }
@@ -311,7 +311,9 @@ pub fn read_ledger(root: &Path) -> Result<Vec<LedgerFile>, InputError> {
 fn place_of(name: &str) -> Option<(Date, u32)> {
     let stem = name.strip_suffix(".jsonl")?;
     let (date, number) = (stem.get(..10)?, stem.get(10..)?.strip_prefix('-')?);
-    Some((date.parse().ok()?, number.parse().ok()?))
+    let place: (Date, u32) = (date.parse().ok()?, number.parse().ok()?);
+    // One spelling for each: `-01` or `-+1` would be the same place again.
+    (format!("{}-{}", place.0, place.1) == stem).then_some(place)
 }
 
 /// How the names of unfinished files begin.

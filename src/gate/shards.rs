@@ -72,6 +72,7 @@ fn tests(file: &Path) -> Result<Vec<(String, bool)>, InputError> {
     let mut tests: Vec<(String, bool)> = Vec::new();
     let mut inside = false;
     let mut suites = 0;
+    let mut open = 0;
     loop {
         let at = usize::try_from(reader.buffer_position()).unwrap_or(0);
         let fault = |what: String| {
@@ -82,6 +83,11 @@ fn tests(file: &Path) -> Result<Vec<(String, bool)>, InputError> {
         let event = reader
             .read_event()
             .map_err(|error| fault(format!("no XML: {error}")))?;
+        match &event {
+            Event::Start(_) => open += 1,
+            Event::End(_) => open -= 1,
+            _ => {}
+        }
         match event {
             Event::Start(tag) | Event::Empty(tag) => {
                 let name = |tag: &BytesStart<'_>| attribute(tag).map_err(&fault);
@@ -89,7 +95,9 @@ fn tests(file: &Path) -> Result<Vec<(String, bool)>, InputError> {
                     "testsuites" => suites += 1,
                     "testsuite" => inside = name(&tag)? == SUITE,
                     "testcase" if inside => tests.push((name(&tag)?, true)),
-                    "failure" | "error" => {
+                    // A test that passed at the second try, or did not run, has not passed.
+                    "failure" | "error" | "skipped" | "flakyFailure" | "flakyError"
+                    | "rerunFailure" | "rerunError" => {
                         if let (true, Some(last)) = (inside, tests.last_mut()) {
                             last.1 = false;
                         }
@@ -97,6 +105,7 @@ fn tests(file: &Path) -> Result<Vec<(String, bool)>, InputError> {
                     _ => {}
                 }
             }
+            Event::Eof if open > 0 => return Err(fault("the file is cut off".to_owned())),
             Event::Eof if suites == 1 => return Ok(tests),
             Event::Eof => return Err(fault("no `testsuites` element".to_owned())),
             _ => {}
@@ -157,6 +166,21 @@ mod tests_of_shards {
         let failed = write("4.xml", failed);
         let failed = Shards::read(&[failed], &names).expect("read");
         assert_eq!(failed.failed, ["a/1"]);
+        for element in ["<skipped/>", "<flakyFailure/>"] {
+            let text =
+                junit(&["a/1"]).replace("points\"/>", &format!("points\">{element}</testcase>"));
+            let file = write("6.xml", text);
+            let odd = Shards::read(&[file], &names).expect("read");
+            assert_eq!(odd.failed, ["a/1"], "{element}");
+        }
+        let text = junit(&["a/1"]).replace("points\"/>", "points\">");
+        let cut = text
+            .split("</testsuite>\n<testsuite")
+            .next()
+            .expect("a part");
+        let cut = write("7.xml", cut.to_owned());
+        let error = Shards::read(&[cut], &names).expect_err("cut off");
+        assert!(error.to_string().contains("cut off"), "{error}");
         let broken = write("5.xml", "<testsuites>\n<a></b>".to_owned());
         let error = Shards::read(&[broken], &names)
             .expect_err("no XML")
