@@ -327,6 +327,7 @@ fn a_picture_is_well_formed_and_says_what_it_shows() {
 #[case(&["predict", CASE, "--timeline", "-", "--step", "fast"], "slowest-mixed")]
 #[case(&["predict", CASE, "--timeline", "-", "--steps", "9..3"], "two numbers in order")]
 #[case(&["predict", CASE, "--timeline", "-", "--steps", "0..5000"], "more than 256")]
+#[case(&["predict", CASE, "--timeline", "-", "--steps", "0..255"], "257 iterations would be shown op by op (the chosen ones and their neighbours)")]
 #[case(&["predict", "gpt-oss-120b/b200-trtllm/tp2", "--timeline", "-"], "one case")]
 #[case(&["predict", CASE, "--step", "3"], "--timeline")]
 fn what_cannot_be_shown_is_a_usage_error(#[case] arguments: &[&str], #[case] said: &str) {

@@ -420,6 +420,44 @@ fn a_file_that_is_there_is_replaced_only_on_request() {
     );
 }
 
+#[cfg(unix)]
+#[test]
+fn a_link_keeps_and_its_file_is_replaced() {
+    let run = Run::of(&[0]);
+    imported(&run, "1");
+    let real = run.folder.path().join("toy.yaml");
+    fs::write(&real, "mine").expect("written");
+    fs::remove_file(run.out()).expect("removed");
+    std::os::unix::fs::symlink("../toy.yaml", run.out()).expect("a link");
+    assert_eq!(run.import("1", &[]).status.code(), Some(5));
+    assert_eq!(fs::read_to_string(&real).expect("text"), "mine");
+    let output = run.import("1", &["--force"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(run.out().is_symlink());
+    let text = fs::read_to_string(&real).expect("text");
+    assert!(text.contains("diagnostic"), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_written_to_and_stays_a_pipe() {
+    use std::os::unix::fs::FileTypeExt;
+    let run = Run::of(&[0]);
+    imported(&run, "1");
+    let expected = fs::read_to_string(run.out()).expect("text");
+    fs::remove_file(run.out()).expect("removed");
+    let made = Command::new("mkfifo").arg(run.out()).status();
+    assert!(made.expect("mkfifo runs").success());
+    let pipe = run.out();
+    let reader = std::thread::spawn(move || fs::read_to_string(pipe));
+    let output = run.import("1", &["--force"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let kind = fs::metadata(run.out()).expect("there").file_type();
+    assert!(kind.is_fifo());
+    let text = reader.join().expect("no panic").expect("text");
+    assert_eq!(text, expected);
+}
+
 #[rstest]
 #[case::another_world("4", "of a run with 1 ranks, the topology has 4")]
 #[case::beyond_a_node("9", "9 is not in 1..=8")]

@@ -166,6 +166,7 @@ fn kernels_of_a_graph_launch_are_the_graphs() {
     1000
 )]
 #[case::the_bare_list(" [K] ", None, 0)]
+#[case::a_byte_order_mark("\u{feff}{\"traceEvents\": [K]}", None, 0)]
 #[case::a_base_beyond_all_clocks(
     r#"{"traceEvents": [K], "baseTimeNanoseconds": 9223372036854775807}"#,
     None,
@@ -345,7 +346,8 @@ fn gzip_that_is_cut_off_gives_what_comes_before() {
 #[case::an_empty_file("", "the file is empty")]
 #[case::blanks(" \n", "the file is empty")]
 #[case::another_format("version https://git-lfs", "is neither")]
-#[case::no_events(r#"{"schemaVersion": 1}"#, "holds no `traceEvents`")]
+#[case::no_events(r#"{"schemaVersion": 1}"#, "has no `traceEvents` array")]
+#[case::events_that_are_no_list(r#"{"traceEvents": null}"#, "has no `traceEvents` array")]
 #[case::broken_at_once(r#"{"traceEvents": [}"#, "broken JSON")]
 #[case::more_behind_the_end("[] []", "more text after the end")]
 #[case::a_number_cut_off(r#"{"schemaVersion": 1"#, "ends in the middle")]

@@ -355,6 +355,31 @@ fn a_database_that_is_no_export_is_refused_with_its_tables() {
 }
 
 #[test]
+fn a_database_that_another_program_holds_is_said_to_be_open() {
+    let folder = TempDir::new().expect("a folder");
+    let export = Export::new(&folder, "report.sqlite");
+    export.sql("BEGIN EXCLUSIVE;");
+    let error = read(&folder.path().join("report.sqlite")).expect_err("locked");
+    assert!(error.what.contains("another program has"), "{error}");
+    assert!(error.to_string().contains("copy the file"), "{error}");
+    export.sql("COMMIT;");
+    only(&export.close());
+}
+
+/// What a copy of an open export holds whose tables are still in the log.
+#[test]
+fn a_database_without_its_log_is_told_apart() {
+    let folder = TempDir::new().expect("a folder");
+    let export = Export::bare(&folder, "other.sqlite");
+    export.sql("PRAGMA journal_mode = WAL; CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT);");
+    let copy = folder.path().join("copy.sqlite");
+    std::fs::copy(folder.path().join("other.sqlite"), &copy).expect("copied");
+    let error = read(&copy).expect_err("no tables").to_string();
+    assert!(error.contains("its -wal file"), "{error}");
+    drop(export);
+}
+
+#[test]
 fn an_export_without_rows_says_so() {
     let folder = TempDir::new().expect("a folder");
     let profile = only(&Export::new(&folder, "report.sqlite").close());

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use stepgate::compose::{After, LaneStart, Method, Schedule, WorkId};
 use stepgate::timing::{Execution, HostMode, Policy};
 use stepgate::trace::{
-    Call, GpuEvent, GraphTrace, HostEvent, Names, Profile, Replay, ReplayPart, Span, Work, replay,
+    Call, GpuEvent, GraphTrace, HostEvent, Names, Profile, Replay, ReplayPart, Span, Work, align,
+    members, replay,
 };
 
 use profiles::{call, kernel, mark, only, real_trace, trace, write};
@@ -325,6 +326,41 @@ fn written_out_dependencies_give_the_reference_its_times() {
     }
     let waits: i64 = works.iter().map(|work| ran[work.0].wait_ns()).sum();
     assert_eq!(waits, 12_000_000, "six collectives, 2 ms each");
+}
+
+/// Two communicators, a stream each; rank 0 launches the first all-reduce at 4000 and the second at
+/// 8000. On rank 1 a kernel holds the first stream up, so that the first starts after the second.
+/// Where both ranks use the same streams, the order of the launches may differ, too.
+#[rstest]
+#[case::other_streams([17, 18], [LAUNCH, 2 * LAUNCH])]
+#[case::the_same_streams([7, 8], [LAUNCH, 2 * LAUNCH])]
+#[case::launched_the_other_way_round([7, 8], [2 * LAUNCH, LAUNCH])]
+fn collectives_are_matched_as_they_were_launched(
+    #[case] streams: [u64; 2],
+    #[case] launched: [i64; 2],
+) {
+    let rank = |rank: u32, streams: [u64; 2], launched: [i64; 2], held_ns: i64| {
+        let mut sketch = Sketch::new(rank);
+        sketch.launch(1, 0, streams[0], LATENCY, 1_000 + held_ns);
+        let mut collectives = [
+            (launched[0], streams[0], (13_000 + held_ns, 40_000)),
+            (launched[1], streams[1], (14_000, 30_000)),
+        ];
+        collectives.sort_unstable();
+        for (at, stream, span) in collectives {
+            let of = sketch.call(1, Call::Launch, at, at + LAUNCH);
+            sketch.work(stream, span, of, "ncclDevKernel_AllReduce_Sum_f32");
+        }
+        sketch.shifted(0)
+    };
+    let ranks = [
+        rank(0, [7, 8], [LAUNCH, 2 * LAUNCH], 0),
+        rank(1, streams, launched, 10_000),
+    ];
+    let aligned = align(&members(&ranks)).expect("two ranks");
+    assert_eq!(aligned.ranks[1].clock_offset_ns, 0);
+    assert_eq!(aligned.ranks[1].misfit_ns, 0);
+    assert_eq!(composed(&ranks).ranks[1].matched_collectives, 2);
 }
 
 /// Two ranks that enter two collectives in different orders never get on.

@@ -63,7 +63,8 @@ pub fn run(
     let around = around(&shown.iterations, log);
     if around.clone().count() > ITERATIONS_MAX {
         return Err(usage(format!(
-            "{} iterations would be shown op by op, more than {ITERATIONS_MAX}: choose fewer",
+            "{} iterations would be shown op by op (the chosen ones and their neighbours), more \
+             than {ITERATIONS_MAX}: choose fewer",
             around.count()
         )));
     }

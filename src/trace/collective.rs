@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::event::{GpuEvent, Profile, Span, Work};
+use super::event::{Profile, Span, Work};
+use super::launch::Launches;
 use super::spread::Spread;
 
 /// Words in a kernel's name, in lower case, and the collective they speak of; the first that fits.
@@ -56,7 +57,8 @@ pub struct CollectiveKernels {
 /// A device's collective kernels by kind and stream.
 pub(super) fn kernels(profile: &Profile, device: u32) -> Vec<CollectiveKernels> {
     let mut durations: BTreeMap<(&'static str, u64), Vec<i64>> = BTreeMap::new();
-    for (kind, event) in collectives(profile, device) {
+    for (kind, gpu) in collectives(profile, device) {
+        let event = &profile.gpu[gpu];
         durations
             .entry((kind, event.stream))
             .or_default()
@@ -74,18 +76,20 @@ pub(super) fn kernels(profile: &Profile, device: u32) -> Vec<CollectiveKernels> 
         .collect()
 }
 
-fn collectives(profile: &Profile, device: u32) -> impl Iterator<Item = (&'static str, &GpuEvent)> {
+/// Kind of each collective of a device, and its place among the profile's GPU work.
+fn collectives(profile: &Profile, device: u32) -> impl Iterator<Item = (&'static str, usize)> {
     // Names repeat: each is looked at once.
     let mut kinds: BTreeMap<super::NameId, Option<&'static str>> = BTreeMap::new();
     profile
         .gpu
         .iter()
-        .filter(move |event| event.device == device && event.work == Work::Kernel)
-        .filter_map(move |event| {
+        .enumerate()
+        .filter(move |(_, event)| event.device == device && event.work == Work::Kernel)
+        .filter_map(move |(gpu, event)| {
             let kind = *kinds
                 .entry(event.name)
                 .or_insert_with(|| collective_kind(profile.names.text(event.name)));
-            Some((kind?, event))
+            Some((kind?, gpu))
         })
 }
 
@@ -99,7 +103,7 @@ pub struct Member<'a> {
 
 /// Collectives of several ranks laid over one another.
 ///
-/// The k-th collective of a kind is taken to be the same one on every rank. A collective ends on
+/// [`in_common_order`] says which collectives are the same one. A collective ends on
 /// all ranks at once, so a rank's clock differs from the first rank's by the median difference of
 /// their ends. What a rank spends in it is its wait for the last rank and the transfer; the
 /// transfer is the shortest duration of all ranks, that of the last to arrive.
@@ -138,7 +142,8 @@ pub fn align(members: &[Member<'_>]) -> Option<Alignment> {
     if members.len() < 2 {
         return None;
     }
-    let of_rank: Vec<BTreeMap<&'static str, Vec<Span>>> = members.iter().map(spans).collect();
+    let of_rank: Vec<BTreeMap<&'static str, Vec<Span>>> =
+        in_common_order(members, |member, gpu| Some(member.profile.gpu[gpu].span));
     let (kinds, unmatched) = common_kinds(&of_rank);
     if kinds.is_empty() && unmatched.is_empty() {
         return None;
@@ -234,12 +239,79 @@ fn ends_apart(rank: &[Span], reference: &[Span]) -> impl Iterator<Item = i64> {
         .map(|(own, first)| own.end_ns - first.end_ns)
 }
 
-fn spans(member: &Member<'_>) -> BTreeMap<&'static str, Vec<Span>> {
-    let mut spans: BTreeMap<&'static str, Vec<Span>> = BTreeMap::new();
-    for (kind, event) in collectives(member.profile, member.device) {
-        spans.entry(kind).or_default().push(event.span);
+/// Each rank's collectives by kind, in an order in which the k-th of a kind is the same one on
+/// every rank. `of` makes of a collective, by its place among the GPU work, what is wanted of it,
+/// or leaves it out.
+///
+/// Ranks submit the collectives of a kind in one order, that of their launch calls. They may start
+/// in different ones where two communicators have a stream each. Two threads may even submit in
+/// different orders, so where the ranks use streams of the same numbers equally often, each stream
+/// is matched by itself.
+pub(super) fn in_common_order<T>(
+    members: &[Member<'_>],
+    of: impl Fn(&Member<'_>, usize) -> Option<T>,
+) -> Vec<BTreeMap<&'static str, Vec<T>>> {
+    let mut ranks: Vec<_> = (members.iter())
+        .map(|member| by_launch(member, |gpu| of(member, gpu)))
+        .collect();
+    let kinds: BTreeSet<&'static str> = ranks.iter().flat_map(BTreeMap::keys).copied().collect();
+    for kind in kinds {
+        let streams = |rank: &BTreeMap<&'static str, Vec<Submitted<T>>>| {
+            let submitted = rank.get(kind).into_iter().flatten();
+            let mut streams: Vec<u64> = submitted.map(|own| own.stream).collect();
+            streams.sort_unstable();
+            streams
+        };
+        let first = ranks.first().map(streams);
+        if ranks.iter().all(|rank| Some(streams(rank)) == first) {
+            for submitted in ranks.iter_mut().filter_map(|rank| rank.get_mut(kind)) {
+                submitted.sort_by_key(|own| own.stream);
+            }
+        }
     }
-    spans
+    let wanted = |(kind, submitted): (&'static str, Vec<Submitted<T>>)| {
+        let wanted = submitted.into_iter().map(|own| own.wanted);
+        (kind, wanted.collect())
+    };
+    (ranks.into_iter())
+        .map(|rank| rank.into_iter().map(wanted).collect())
+        .collect()
+}
+
+/// A collective as a rank submitted it.
+struct Submitted<T> {
+    /// Place of its launch among the host calls; without one, that of the collective before it on
+    /// its stream; `None`: there is none, and it was launched before the profile begins.
+    launch: Option<usize>,
+    stream: u64,
+    wanted: T,
+}
+
+/// A rank's collectives by kind, in the order of their launches; those of one launch, or without
+/// any, in the order of their starts.
+fn by_launch<T>(
+    member: &Member<'_>,
+    of: impl Fn(usize) -> Option<T>,
+) -> BTreeMap<&'static str, Vec<Submitted<T>>> {
+    let launches = Launches::of(member.profile);
+    let mut last: BTreeMap<u64, Option<usize>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&'static str, Vec<Submitted<T>>> = BTreeMap::new();
+    for (kind, gpu) in collectives(member.profile, member.device) {
+        let event = &member.profile.gpu[gpu];
+        let last = last.entry(event.stream).or_default();
+        *last = launches.index(event).or(*last);
+        if let Some(wanted) = of(gpu) {
+            kinds.entry(kind).or_default().push(Submitted {
+                launch: *last,
+                stream: event.stream,
+                wanted,
+            });
+        }
+    }
+    for submitted in kinds.values_mut() {
+        submitted.sort_by_key(|own| own.launch);
+    }
+    kinds
 }
 
 /// The lower median.

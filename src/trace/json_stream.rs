@@ -18,6 +18,9 @@ const WINDOW: usize = 1 << 20;
 /// thousands.
 const VALUE_MAX: usize = 64 << 20;
 
+/// U+FEFF in UTF-8.
+pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 pub(super) struct JsonStream<R> {
     file: PathBuf,
     source: R,
@@ -57,6 +60,15 @@ impl<R: Read> JsonStream<R> {
             lines_before: 0,
             line_start: 0,
         }
+    }
+
+    /// Reads past the byte order mark that some editors begin a file with.
+    pub fn skip_byte_order_mark(&mut self) -> Result<(), InputError> {
+        self.peek()?;
+        if self.window[self.at..self.filled].starts_with(BYTE_ORDER_MARK) {
+            self.at += BYTE_ORDER_MARK.len();
+        }
+        Ok(())
     }
 
     /// The next byte that is no white space, left unread; `None` at the end.

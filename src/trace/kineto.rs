@@ -113,7 +113,7 @@ impl KinetoTrace {
 pub(super) fn read(file: &Path, source: impl Read) -> KinetoTrace {
     let mut json = JsonStream::new(file, source);
     let mut trace = Trace::default();
-    let ended_by = trace.document(&mut json).err();
+    let ended_by = trace.document(file, &mut json).err();
     let (gather, source) = trace.finish(file);
     KinetoTrace {
         gather,
@@ -124,7 +124,12 @@ pub(super) fn read(file: &Path, source: impl Read) -> KinetoTrace {
 
 impl Trace {
     /// An object with `traceEvents`, or the bare list of events.
-    fn document<R: Read>(&mut self, json: &mut JsonStream<R>) -> Result<(), InputError> {
+    fn document<R: Read>(
+        &mut self,
+        file: &Path,
+        json: &mut JsonStream<R>,
+    ) -> Result<(), InputError> {
+        json.skip_byte_order_mark()?;
         if json.peek()? == Some(b'[') {
             self.events(json)?;
             return json.done();
@@ -136,7 +141,7 @@ impl Trace {
             let key: Option<String> = json.value()?;
             json.expect(b':')?;
             match key.as_deref() {
-                Some("traceEvents") => {
+                Some("traceEvents") if json.peek()? == Some(b'[') => {
                     has_events = true;
                     self.events(json)?;
                 }
@@ -148,10 +153,15 @@ impl Trace {
             }
             more = json.another(b'}')?;
         }
+        json.done()?;
         if !has_events {
-            return Err(json.fault_here("the JSON text holds no `traceEvents`"));
+            return Err(InputError::new(
+                file,
+                "has no `traceEvents` array: it is JSON, but no trace",
+                "give what PyTorch's `export_chrome_trace` wrote",
+            ));
         }
-        json.done()
+        Ok(())
     }
 
     fn events<R: Read>(&mut self, json: &mut JsonStream<R>) -> Result<(), InputError> {

@@ -4,10 +4,12 @@
 //! missing is taken as unknown, and only `start` and `end` are required of a table.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, Statement};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Statement};
 
 use crate::timing::InputError;
 
@@ -35,6 +37,8 @@ const WANTED: [&str; 7] = [KERNEL, COPY, SET, REPLAY, RUNTIME, SYNCHRONISATION, 
 const NVTX_RANGES: [i64; 2] = [59, 60];
 /// `syncType` of a stream that waits for an event: nobody is blocked.
 const STREAM_WAITS_EVENT: i64 = 2;
+/// Bytes 18 and 19 of a database's header where it is written through a log (WAL).
+const WRITTEN_THROUGH_A_LOG: u8 = 2;
 /// `streamId` of a synchronisation with no particular stream.
 const NO_STREAM: u64 = u32::MAX as u64;
 
@@ -44,9 +48,11 @@ const NO_STREAM: u64 = u32::MAX as u64;
 /// The database is damaged, or no table of an export is in it.
 pub(super) fn read(file: &Path, sha256: &str) -> Result<Vec<Profile>, InputError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Looked for before SQLite makes one.
+    let log_is_missing = lacks_its_log(file);
     let database = Connection::open_with_flags(file, flags)
         .map_err(|error| damaged(file, "the database", &error))?;
-    let export = Export::open(file, database)?;
+    let export = Export::open(file, database, log_is_missing)?;
     let mut processes = Processes::new();
     for (table, work) in GPU_TABLES {
         export.gpu_work(table, work, &mut processes)?;
@@ -75,12 +81,31 @@ pub(super) fn read(file: &Path, sha256: &str) -> Result<Vec<Profile>, InputError
 type Processes = BTreeMap<Option<u64>, Gather>;
 
 fn damaged(file: &Path, what: &str, error: &rusqlite::Error) -> InputError {
+    if matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    ) {
+        return InputError::new(
+            file,
+            format!("cannot read {what}: another program has the database open and locked"),
+            "close that program, or copy the file and read the copy",
+        );
+    }
     InputError::new(
         file,
         format!("cannot read {what}: {error}"),
         "the file is damaged or of an unknown release: export it again with `nsys export --type \
          sqlite`",
     )
+}
+
+/// Whether the header says that the database is written through a log, and the log is not beside it.
+fn lacks_its_log(file: &Path) -> bool {
+    let mut header = [0; 20];
+    let read = File::open(file).and_then(|mut opened| opened.read_exact(&mut header));
+    let mut log = file.as_os_str().to_owned();
+    log.push("-wal");
+    read.is_ok() && header[18..] == [WRITTEN_THROUGH_A_LOG; 2] && !Path::new(&log).exists()
 }
 
 /// An export, open for reading.
@@ -127,7 +152,11 @@ fn thread_of(global: Option<i64>) -> u64 {
 }
 
 impl<'a> Export<'a> {
-    fn open(file: &'a Path, database: Connection) -> Result<Self, InputError> {
+    fn open(
+        file: &'a Path,
+        database: Connection,
+        log_is_missing: bool,
+    ) -> Result<Self, InputError> {
         let mut export = Self {
             file,
             database,
@@ -142,6 +171,14 @@ impl<'a> Export<'a> {
             |row| tables.extend(row.text(0).map(str::to_owned)),
         )?;
         if !WANTED.iter().any(|wanted| tables.contains(*wanted)) {
+            if tables.is_empty() && log_is_missing {
+                return Err(InputError::new(
+                    file,
+                    "has no tables, and its -wal file, where they may be, is missing",
+                    "copy the .sqlite-wal file beside it, or export it again with `nsys export \
+                     --type sqlite`",
+                ));
+            }
             let found: Vec<&str> = tables.iter().map(String::as_str).take(20).collect();
             let found = match found.as_slice() {
                 [] => "none".to_owned(),

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::timing::InputError;
 
 use super::event::Profile;
+use super::json_stream::BYTE_ORDER_MARK;
 use super::{kineto, nsys};
 
 const SQLITE: &[u8] = b"SQLite format 3\0";
@@ -67,7 +68,8 @@ pub fn read_partial(file: &Path, progress: &mut dyn FnMut(u64)) -> Result<Readin
         .read_to_end(&mut head)
         .map_err(fault)?;
     opened.rewind().map_err(fault)?;
-    let text = head.iter().find(|byte| !byte.is_ascii_whitespace());
+    let text = (head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&head).iter())
+        .find(|byte| !byte.is_ascii_whitespace());
     if head.starts_with(SQLITE) {
         let sha256 = digest(opened, progress).map_err(fault)?;
         return Ok(Reading {

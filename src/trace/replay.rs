@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::compose::{After, Deadlock, Ran, Schedule, WorkId};
 use crate::timing::InputError;
 
-use super::collective::{Member, align, collective_kind};
+use super::collective::{Member, align, collective_kind, in_common_order};
 use super::event::{Call, GpuEvent, Profile, Work};
 use super::interval::sum_ns;
 use super::iteration::Windows;
@@ -389,21 +389,14 @@ impl Builder {
         if ranks.len() < 2 {
             return 0;
         }
-        let of_rank = |member: &Member<'_>| {
+        let all = in_common_order(ranks, |member, gpu| {
             let lanes = &lanes[index_of(profiles, member)];
-            let mut kinds: BTreeMap<&'static str, Vec<WorkId>> = BTreeMap::new();
-            for (link, (_, work)) in lanes.links.works.iter().zip(&lanes.works) {
-                let event = &member.profile.gpu[link.gpu];
-                if event.device == member.device
-                    && event.work == Work::Kernel
-                    && let Some(kind) = collective_kind(member.profile.names.text(event.name))
-                {
-                    kinds.entry(kind).or_default().push(*work);
-                }
-            }
-            kinds
-        };
-        let all: Vec<BTreeMap<&'static str, Vec<WorkId>>> = ranks.iter().map(of_rank).collect();
+            let at = lanes
+                .links
+                .works
+                .binary_search_by_key(&gpu, |link| link.gpu);
+            Some(lanes.works[at.ok()?].1)
+        });
         let mut met = 0;
         for (kind, first) in &all[0] {
             let others: Option<Vec<&Vec<WorkId>>> = (all.iter())
