@@ -132,10 +132,13 @@ pub struct Composer {
     gaps: BTreeSet<Gap>,
     derived: BTreeMap<String, String>,
     method: Method,
+    /// Steps by segments come with the paths to their ends.
+    keeps_paths: bool,
     /// Only ever set by tests of the gate.
     pub(super) fault: Option<Fault>,
     lookups: Vec<LookupId>,
     times_ms: Vec<f64>,
+    walk: Walk,
     decode_bases: NumberMap<u32, DecodeBase>,
     decode_steps: NumberMap<(HostMode, u32), DecodeSteps>,
 }
@@ -227,9 +230,11 @@ impl Composer {
             gaps: BTreeSet::new(),
             derived: BTreeMap::new(),
             method: Method::Segments,
+            keeps_paths: true,
             fault: None,
             lookups: Vec::new(),
             times_ms: Vec::new(),
+            walk: Walk::default(),
             decode_bases: NumberMap::default(),
             decode_steps: NumberMap::default(),
             plan,
@@ -472,6 +477,18 @@ impl Composer {
         self.method = method;
     }
 
+    /// Leaves out the paths to the ends of steps by segments: for times alone.
+    pub fn keep_paths(&mut self, kept: bool) {
+        self.keeps_paths = kept;
+    }
+
+    /// Makes room for so many decode steps.
+    pub fn expect(&mut self, steps: usize) {
+        let follow = self.plan.ops.iter().filter(|op| op.units == Units::Decode);
+        let loads = 1 + self.lane_load.iter().max().unwrap_or(&0);
+        self.pricer.expect(steps * follow.count() * loads);
+    }
+
     /// Multiplies the rows that `pick` selects: null, homogeneity, what-if and planted faults. To
     /// be called before the first step.
     pub fn scale_rows(&mut self, factor: f64, pick: impl Fn(&Origin) -> bool) {
@@ -608,15 +625,15 @@ impl Composer {
                 Some(fault) => fault.run(&priced, start),
             };
         }
-        let mut walk = Walk::default();
-        let times = walk.times(&priced, cut, start);
+        let walk = &mut self.walk;
+        let times = walk.times(&priced, cut, start, self.keeps_paths);
         if let (Execution::FullGraph { .. }, Some(batch)) = (execution, decode_batch(loads)) {
             let decodes = |op: &usize| self.plan.ops[*op].units == Units::Decode;
             let steps = DecodeSteps {
                 decode: (0..self.plan.ops.len()).filter(decodes).collect(),
                 lookups: self.lookups.clone(),
                 times_ms: self.times_ms.clone(),
-                walk,
+                walk: walk.clone(),
                 paths: NumberMap::default(),
                 last: None,
             };

@@ -234,12 +234,13 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Composes a step.
+    /// Composes a step, with the paths to its ends where they are `kept`.
     pub(super) fn times(
         &mut self,
         step: &PricedStep<'_>,
         cut: &Cut,
         start: &LaneStart,
+        kept: bool,
     ) -> StepTimes {
         self.measure(step, cut);
         self.run(step, cut, start);
@@ -249,7 +250,10 @@ impl Walk {
                 .map(|lane| self.ready_ms[lane] + step.dispatch_ms(lane, step.launches))
                 .collect(),
             gpu_ms: self.gpu_ms.clone(),
-            gpu_path: lanes.map(|lane| self.path(step, cut, lane)).collect(),
+            gpu_path: lanes
+                .filter(|_| kept)
+                .map(|lane| self.path(step, cut, lane))
+                .collect(),
             begin_ms: Vec::new(),
             wait_ms: Vec::new(),
         }

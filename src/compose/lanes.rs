@@ -48,6 +48,7 @@ pub struct StepTimes {
     pub host_ms: Vec<f64>,
     /// When the GPU stream of each lane has finished.
     pub gpu_ms: Vec<f64>,
+    /// Empty where a composer keeps no paths.
     pub gpu_path: Vec<StepPath>,
     /// When the first op of each lane started. Filled in by the reference only.
     pub begin_ms: Vec<f64>,

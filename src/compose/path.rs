@@ -166,6 +166,8 @@ const QUEUES: [Part; 4] = [
 /// The node tree of one replay, with the weights that TTFT and TPOT put on it.
 #[derive(Debug)]
 pub struct Paths {
+    /// Every time hangs on its path; else times stand alone, and nothing is kept.
+    kept: bool,
     nodes: Vec<Node>,
     terms: Vec<StoredTerm>,
     weights: Vec<Weight>,
@@ -193,9 +195,29 @@ impl Paths {
             first: LookupId(0),
         };
         Self {
+            kept: true,
             nodes: vec![root],
             terms: Vec::new(),
             weights: Vec::new(),
+        }
+    }
+
+    /// Times alone: every stamp hangs on the root, and receipts are empty.
+    pub fn not_kept() -> Self {
+        Self {
+            kept: false,
+            ..Self::new()
+        }
+    }
+
+    pub fn kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Makes room for so many stamps.
+    pub fn expect(&mut self, stamps: usize) {
+        if self.kept {
+            self.nodes.reserve(stamps);
         }
     }
 
@@ -218,6 +240,9 @@ impl Paths {
 
     /// Stores terms, those of lookups from `first` on as counted from there.
     pub fn store_counted(&mut self, terms: &[PathTerm], first: LookupId) -> TermRange {
+        if !self.kept {
+            return TermRange::default();
+        }
         let begin = self.terms.len() as u32;
         self.terms
             .extend(terms.iter().enumerate().map(|(at, term)| {
@@ -281,6 +306,9 @@ impl Paths {
     }
 
     fn weigh(&mut self, from: Stamp, to: Stamp, channel: usize, weight: f64) {
+        if !self.kept {
+            return;
+        }
         for (node, weight) in [(to.node, weight), (from.node, -weight)] {
             self.weights.push(Weight {
                 node,
@@ -324,18 +352,13 @@ impl Paths {
 
     /// Sweeps the weights to the root and returns the receipts of TTFT and TPOT.
     pub fn receipts(self, pricer: &Pricer) -> (Receipt, Receipt) {
-        let add = |sums: &mut [f64; CHANNELS], weight: [f64; CHANNELS], times: f64| {
-            for (sum, weight) in sums.iter_mut().zip(weight) {
-                *sum += weight * times;
-            }
-        };
-        // A lookup is made for one boundary or op, so it stands in one part.
-        let mut parts = vec![Part::Kernel; pricer.lookup_count()];
-        let mut by_lookup = vec![[0.0; CHANNELS]; pricer.lookup_count()];
+        // Weights lie between -1 and 1; what sums to less than their rounding is zero.
+        let noise = f64::EPSILON * self.nodes.len() as f64;
+        let mut sums = Sums::new(pricer);
         // Nodes share their terms, so their weights are added up where a range begins. Only the
         // counted terms stand for another lookup in each node: a list of them, and how many of it
         // lie before a term.
-        let mut by_range = vec![[0.0; CHANNELS]; self.terms.len()];
+        let mut by_range = weights(self.terms.len());
         let mut counted: Vec<StoredTerm> = Vec::new();
         let mut before = Vec::with_capacity(self.terms.len() + 1);
         for term in &self.terms {
@@ -343,24 +366,21 @@ impl Paths {
             counted.extend(term.counted.then_some(*term));
         }
         before.push(counted.len());
-        let mut weights = vec![[0.0; CHANNELS]; self.nodes.len()];
+        let mut by_node = weights(self.nodes.len());
         for one in &self.weights {
-            weights[one.node.0 as usize][one.channel] += one.weight;
+            by_node[one.node.0 as usize][one.channel] += one.weight;
         }
         for (at, node) in self.nodes.iter().enumerate().skip(1).rev() {
-            let weight = weights[at];
+            let weight = by_node[at];
             if weight == [0.0; CHANNELS] {
                 continue;
             }
             let (first, end) = (node.terms.first as usize, node.terms.end as usize);
             add(&mut by_range[first], weight, 1.0);
             for term in &counted[before[first]..before[end]] {
-                let term = term.of(node);
-                let lookup = term.lookup.0 as usize;
-                parts[lookup] = term.part;
-                add(&mut by_lookup[lookup], weight, term.times);
+                sums.add(term.of(node), weight, noise);
             }
-            add(&mut weights[node.parent.0 as usize], weight, 1.0);
+            add(&mut by_node[node.parent.0 as usize], weight, 1.0);
         }
         let mut weight = [0.0; CHANNELS];
         for (term, begun) in self.terms.iter().zip(by_range) {
@@ -368,28 +388,57 @@ impl Paths {
                 weight = begun;
             }
             if !term.counted {
-                let lookup = term.lookup as usize;
-                parts[lookup] = term.part;
-                add(&mut by_lookup[lookup], weight, term.times);
+                sums.add(term.of(&self.nodes[0]), weight, noise);
             }
         }
-        // Weights lie between -1 and 1; what sums to less than their rounding is zero.
-        let noise = f64::EPSILON * self.nodes.len() as f64;
-        let mut ttft = vec![Vec::new(); Part::ALL.len()];
-        let mut tpot = vec![Vec::new(); Part::ALL.len()];
-        for ((lookup, part), sums) in (0..).map(LookupId).zip(parts).zip(by_lookup) {
-            let add = |lines: &mut Vec<Vec<_>>, part: Part, times: f64| {
-                if times.abs() > noise {
-                    lines[part as usize].push((lookup, times));
-                }
-            };
-            add(&mut ttft, part, sums[SERVICE]);
-            add(&mut tpot, part, sums[TPOT]);
-            for queue in QUEUES {
-                add(&mut ttft, queue, sums[channel(queue)]);
-            }
-        }
+        let [ttft, tpot] = sums.by_part;
         (Receipt::new(&ttft, pricer), Receipt::new(&tpot, pricer))
+    }
+}
+
+fn weights(count: usize) -> Vec<[f64; CHANNELS]> {
+    vec![[0.0; CHANNELS]; count]
+}
+
+fn add(sums: &mut [f64; CHANNELS], weight: [f64; CHANNELS], times: f64) {
+    for (sum, weight) in sums.iter_mut().zip(weight) {
+        *sum += weight * times;
+    }
+}
+
+/// Coefficients of the rows in each part, as they add up.
+struct Sums<'a> {
+    pricer: &'a Pricer,
+    /// Of TTFT and of TPOT, by part, then row. Empty: nothing yet.
+    by_part: [Vec<Vec<f64>>; 2],
+}
+
+impl<'a> Sums<'a> {
+    fn new(pricer: &'a Pricer) -> Self {
+        Self {
+            pricer,
+            by_part: [(); 2].map(|()| vec![Vec::new(); Part::ALL.len()]),
+        }
+    }
+
+    /// Adds a term that lies on paths of this weight in each channel.
+    fn add(&mut self, term: PathTerm, weight: [f64; CHANNELS], noise: f64) {
+        for (channel, weight) in weight.into_iter().enumerate() {
+            let times = weight * term.times;
+            if times.abs() <= noise {
+                continue;
+            }
+            let (metric, part) = match channel {
+                TPOT => (1, term.part),
+                SERVICE => (0, term.part),
+                queue => (0, QUEUES[queue - 1]),
+            };
+            let sums = &mut self.by_part[metric][part as usize];
+            sums.resize(self.pricer.rows().len(), 0.0);
+            for one in self.pricer.terms(term.lookup) {
+                sums[one.row.0 as usize] += times * one.coefficient();
+            }
+        }
     }
 }
 
@@ -411,26 +460,19 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// From the lookups of each part, with how often each counts.
-    fn new(parts: &[Vec<(LookupId, f64)>], pricer: &Pricer) -> Self {
+    /// From the coefficients of the rows in each part.
+    fn new(by_part: &[Vec<f64>], pricer: &Pricer) -> Self {
         let rows = pricer.rows();
         let mut lines = Vec::new();
         let mut parts_ms = Vec::new();
-        let mut by_row = vec![0.0; rows.len()];
-        for (part, lookups) in Part::ALL.into_iter().zip(parts) {
-            by_row.fill(0.0);
-            for (lookup, times) in lookups {
-                for term in pricer.terms(*lookup) {
-                    by_row[term.row.0 as usize] += times * term.coefficient();
-                }
-            }
+        for (part, by_row) in Part::ALL.into_iter().zip(by_part) {
             let mut part_ms = 0.0;
-            for (id, coefficient) in rows.ids().zip(&by_row) {
+            for (row, coefficient) in rows.ids().zip(by_row) {
                 if *coefficient != 0.0 {
-                    part_ms += coefficient * rows.ms(id);
+                    part_ms += coefficient * rows.ms(row);
                     lines.push(ReceiptLine {
                         part,
-                        row: id,
+                        row,
                         coefficient: *coefficient,
                     });
                 }

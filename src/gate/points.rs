@@ -127,7 +127,7 @@ impl Points {
     pub fn predict(&self, case: CaseFile) -> Result<Predicted, InputError> {
         Ok(match case {
             CaseFile::Serving(case) => {
-                let predict = |policy| self.outcome(&case, policy, 1.0, None);
+                let predict = |policy| self.outcome(&case, policy, 1.0);
                 Predicted::Serving {
                     strict: Box::new(predict(Policy::Strict)?),
                     estimate: Box::new(predict(Policy::Estimate)?),
@@ -149,20 +149,40 @@ impl Points {
         })
     }
 
-    /// Predicts a serving case under one policy, with every row times `factor`, on the schedule of
-    /// `recorded` where one is given.
+    /// Predicts a serving case under one policy, with every row times `factor`.
     pub(super) fn outcome(
+        &self,
+        case: &Case,
+        policy: Policy,
+        factor: f64,
+    ) -> Result<Outcome, InputError> {
+        self.mutated(case, |scenario| {
+            let every = |_: &_| true;
+            (self.replayer).predict_scaled(scenario, policy, factor, every, None)
+        })
+    }
+
+    /// The same, for the times of requests alone, on the schedule of `recorded` where one is given.
+    pub(super) fn times(
         &self,
         case: &Case,
         policy: Policy,
         factor: f64,
         recorded: Option<&StepLog>,
     ) -> Result<Outcome, InputError> {
+        self.mutated(case, |scenario| {
+            (self.replayer).times_scaled(scenario, policy, factor, recorded)
+        })
+    }
+
+    fn mutated(
+        &self,
+        case: &Case,
+        predict: impl FnOnce(&Scenario) -> Result<Outcome, InputError>,
+    ) -> Result<Outcome, InputError> {
         let mut scenario = case.scenario();
         (self.mutation.scenario)(&mut scenario);
-        let every = |_: &_| true;
-        let mut outcome =
-            (self.replayer).predict_scaled(&scenario, policy, factor, every, recorded)?;
+        let mut outcome = predict(&scenario)?;
         if let Outcome::Predicted(prediction) = &mut outcome {
             (self.mutation.prediction)(case, prediction);
         }

@@ -85,15 +85,19 @@ fn prove_serving(
 ) -> Vec<ProofFailure> {
     let policy = Policy::Estimate;
     let disguised = disguised(name, case);
-    let scaled = |factor: f64, recorded: Option<&_>| {
-        // The disguised case stands in for the case: one prediction proves two things.
-        points.outcome(disguised.as_ref().unwrap_or(case), policy, factor, recorded)
+    // The disguised case stands in for the case: one prediction proves two things.
+    let other = disguised.as_ref().unwrap_or(case);
+    let times = |factor: f64, recorded: Option<&_>| points.times(other, policy, factor, recorded);
+    let scaled = |factor: f64, recorded: Option<&_>| match recorded {
+        // Held to its receipts, too.
+        None => points.outcome(other, policy, factor),
+        Some(_) => times(factor, recorded),
     };
     let seen = |other: &Case| {
         if std::ptr::eq(other, case) {
             return figures(prediction);
         }
-        match points.outcome(other, policy, 1.0, None) {
+        match points.outcome(other, policy, 1.0) {
             Ok(Outcome::Predicted(blind)) => figures(&blind),
             Ok(Outcome::Refused(refusal)) => refusal.to_string(),
             Err(error) => error.to_string(),
@@ -123,7 +127,7 @@ fn prove_serving(
         sums(name, prediction),
         audited,
         as_filed(name, &prediction.rows, &held.host_rows),
-        null(name, scaled),
+        null(name, times),
         homogeneous,
         blind,
     ];

@@ -191,6 +191,13 @@ impl Pricer {
         self.finish(first)
     }
 
+    /// Makes room for so many lookups of decode attention.
+    pub fn expect(&mut self, lookups: usize) {
+        self.lookups.reserve(lookups);
+        // Blended on both axes.
+        self.terms.reserve(4 * lookups);
+    }
+
     /// A lookup of no rows: work that a rank does not have.
     pub fn nothing(&mut self) -> LookupId {
         self.finish(self.terms.len())

@@ -8,6 +8,7 @@ use crate::perfdb::Refusal;
 use crate::timing::{Coverage, Execution, HostMode, InputError, Policy};
 
 use super::lanes::Lanes;
+use super::log::Keep;
 use super::predict::Replayer;
 
 /// One op's share of an op case.
@@ -69,7 +70,7 @@ impl Iteration {
 
     /// Repeats a step until each iteration is like the one before.
     fn of(composer: &mut Composer, execution: Execution, loads: &[RankLoad]) -> Self {
-        let mut lanes = Lanes::new(composer);
+        let mut lanes = Lanes::new(composer, Keep::All, REPEATS);
         let mut pending: Option<(Vec<Stamp>, HostMode)> = None;
         let mut starts = [lanes.paths.origin(); 2];
         for _ in 0..REPEATS {

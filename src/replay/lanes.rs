@@ -5,7 +5,7 @@ use crate::model::RankLoad;
 use crate::perfdb::LookupId;
 use crate::timing::{Execution, HostMode};
 
-use super::log::StepLog;
+use super::log::{Keep, StepLog};
 use super::record::{Detail, Recorder};
 
 pub(super) struct Lanes<'a> {
@@ -31,10 +31,18 @@ struct Fixed {
 }
 
 impl<'a> Lanes<'a> {
-    pub fn new(composer: &'a mut Composer) -> Self {
-        let mut paths = Paths::new();
+    /// Lanes for about so many steps.
+    pub fn new(composer: &'a mut Composer, keep: Keep, steps: usize) -> Self {
+        let mut paths = match keep {
+            Keep::All => Paths::new(),
+            Keep::Times => Paths::not_kept(),
+        };
+        composer.keep_paths(paths.kept());
         let origin = paths.origin();
         let lanes = composer.lanes();
+        composer.expect(steps);
+        // Streams end, and hosts finish.
+        paths.expect(2 * lanes * steps);
         let pricer = composer.pricer();
         let fixed = HostMode::ALL.map(|mode| {
             (0..lanes)
@@ -152,10 +160,13 @@ impl<'a> Lanes<'a> {
             }
             None => self.composer.step_in(mode, loads, execution, from),
         };
-        for (lane, path) in times.gpu_path.iter().enumerate() {
+        for (gpu, ms) in self.gpu.iter_mut().zip(&times.gpu_ms) {
+            gpu.ms = *ms;
+        }
+        for (gpu, path) in self.gpu.iter_mut().zip(&times.gpu_path) {
             let parent = path.from.stamp(starts, before);
             let terms = paths.store(&path.terms);
-            self.gpu[lane] = paths.reach(parent.node, times.gpu_ms[lane], terms, LookupId(0));
+            *gpu = paths.reach(parent.node, gpu.ms, terms, LookupId(0));
         }
         mode
     }

@@ -4,6 +4,9 @@ use rand_mt::Mt;
 
 use crate::model::Workload;
 
+/// Most steps that a replay makes room for in advance.
+const MOST_ROOM: u64 = 1 << 16;
+
 /// Prompt and output length of each request, in list order.
 ///
 /// The client seeds NumPy's MT19937, draws every prompt length from `[int(isl * ratio), isl]`, then
@@ -20,6 +23,12 @@ pub fn draw(workload: &Workload) -> Vec<(u32, u32)> {
     let prompts = column(workload.isl);
     let outputs = column(workload.osl);
     prompts.into_iter().zip(outputs).collect()
+}
+
+/// About how many steps such requests take, so many at a time: what a replay makes room for.
+pub(super) fn steps(lengths: &[(u32, u32)], concurrency: u32) -> usize {
+    let tokens: u64 = lengths.iter().map(|(_, output)| u64::from(*output)).sum();
+    (tokens / u64::from(concurrency.max(1))).min(MOST_ROOM) as usize
 }
 
 /// `RandomState.randint` for a range below 2^32: 32 bits, masked to the next power of two less

@@ -111,6 +111,51 @@ impl RequestRecord {
     }
 }
 
+/// What a replay keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Every iteration, and the path to every time.
+    All,
+    /// The times of requests alone.
+    Times,
+}
+
+/// The iterations of a log under way.
+#[derive(Debug)]
+pub(super) struct Iterations {
+    keep: Keep,
+    count: usize,
+    kept: Vec<IterationRecord>,
+}
+
+impl Iterations {
+    /// Room for about so many iterations.
+    pub fn new(keep: Keep, iterations: usize) -> Self {
+        let room = if keep == Keep::All { iterations } else { 0 };
+        Self {
+            keep,
+            count: 0,
+            kept: Vec::with_capacity(room),
+        }
+    }
+
+    /// Iterations so far.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn add(&mut self, iteration: impl FnOnce() -> IterationRecord) {
+        self.count += 1;
+        if self.keep == Keep::All {
+            self.kept.push(iteration());
+        }
+    }
+
+    pub fn close(self) -> Vec<IterationRecord> {
+        self.kept
+    }
+}
+
 /// Everything a replay decided and the times that came out.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepLog {

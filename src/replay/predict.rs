@@ -12,7 +12,7 @@ use crate::timing::{Coverage, HostMode, InputError, Origin, Policy, RowId, Rows}
 use super::capacity::KvCapacity;
 use super::client::Replayed;
 use super::lengths;
-use super::log::{IterationRecord, StepLog};
+use super::log::{IterationRecord, Keep, StepLog};
 use super::metrics::Metric;
 use super::record::{Detail, Recorder};
 use super::{sglang, trtllm};
@@ -137,7 +137,7 @@ impl Replayer {
 
     /// Predicts a scenario.
     pub fn predict(&self, scenario: &Scenario, policy: Policy) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, None, |_| {})
+        self.predict_with(scenario, policy, None, Keep::All, |_| {})
     }
 
     /// Predicts with every row that `pick` selects multiplied by `factor`, on the schedule of
@@ -150,8 +150,21 @@ impl Replayer {
         pick: impl Fn(&Origin) -> bool,
         recorded: Option<&StepLog>,
     ) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, recorded, |composer| {
+        self.predict_with(scenario, policy, recorded, Keep::All, |composer| {
             composer.scale_rows(factor, pick);
+        })
+    }
+
+    /// The same, for the times of requests alone: iterations, receipts and ways stay empty.
+    pub fn times_scaled(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+        factor: f64,
+        recorded: Option<&StepLog>,
+    ) -> Result<Outcome, InputError> {
+        self.predict_with(scenario, policy, recorded, Keep::Times, |composer| {
+            composer.scale_rows(factor, |_| true);
         })
     }
 
@@ -162,7 +175,7 @@ impl Replayer {
         policy: Policy,
         method: Method,
     ) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, None, |composer| {
+        self.predict_with(scenario, policy, None, Keep::All, |composer| {
             composer.set_method(method);
         })
     }
@@ -172,6 +185,7 @@ impl Replayer {
         scenario: &Scenario,
         policy: Policy,
         recorded: Option<&StepLog>,
+        keep: Keep,
         prepare: impl FnOnce(&mut Composer),
     ) -> Result<Outcome, InputError> {
         let mut composer = match self.composer(scenario, policy)? {
@@ -184,7 +198,7 @@ impl Replayer {
         }
         let capacity = self.kv_capacity(scenario)?;
         Ok(
-            match Self::replay(composer, scenario, capacity, policy, recorded) {
+            match Self::replay(composer, scenario, capacity, policy, (recorded, keep)) {
                 Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
                 Err(refusal) => Outcome::Refused(refusal),
             },
@@ -223,7 +237,8 @@ impl Replayer {
         let lengths = lengths::draw(&scenario.workload);
         let recorder = Recorder::new(chosen, composer.lanes());
         let (run, made) = (&mut composer, &lengths);
-        let replayed = Self::execute(scenario, run, made, capacity, Some(log), Some(recorder));
+        let recorded = (Some(log), Keep::All);
+        let replayed = Self::execute(scenario, run, made, capacity, recorded, Some(recorder));
         Ok(replayed.and_then(|replayed| {
             replayed.detail.ok_or_else(|| Refusal {
                 missing: "the replay kept no iteration".to_owned(),
@@ -236,17 +251,17 @@ impl Replayer {
         composer: &mut Composer,
         lengths: &[(u32, u32)],
         capacity: Option<KvCapacity>,
-        recorded: Option<&StepLog>,
+        (recorded, keep): (Option<&StepLog>, Keep),
         recorder: Option<Recorder>,
     ) -> Result<Replayed, Refusal> {
         match scenario.deployment.backend.name {
             BackendName::Trtllm => {
-                trtllm::Executor::new(scenario, composer, lengths, capacity, recorded)
+                trtllm::Executor::new(scenario, composer, lengths, capacity, recorded, keep)
                     .recording(recorder)
                     .run()
             }
             BackendName::Sglang => {
-                sglang::Executor::new(scenario, composer, lengths, capacity, recorded)?
+                sglang::Executor::new(scenario, composer, lengths, capacity, recorded, keep)?
                     .recording(recorder)
                     .run()
             }
@@ -258,7 +273,7 @@ impl Replayer {
         scenario: &Scenario,
         capacity: Option<KvCapacity>,
         policy: Policy,
-        recorded: Option<&StepLog>,
+        recorded: (Option<&StepLog>, Keep),
     ) -> Result<Prediction, Refusal> {
         let lengths = lengths::draw(&scenario.workload);
         let longest = lengths.iter().map(|(prompt, output)| prompt + output).max();

@@ -35,7 +35,8 @@ use crate::timing::{Execution, HostMode};
 use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Turn};
 use super::lanes::Lanes;
-use super::log::{IterationRecord, RankRecord, StepLog};
+use super::lengths;
+use super::log::{IterationRecord, Iterations, Keep, RankRecord, StepLog};
 use super::record::Recorder;
 
 /// The runtime's weight of a prefill batch against `scheduler_recv_interval`.
@@ -106,13 +107,15 @@ pub(super) struct Executor<'a> {
     decodes: u64,
     last: Last,
     pending: Option<Pending>,
+    /// Of a batch that is done, for the next one.
+    spare: Vec<Stamp>,
     skipped: u32,
     /// No prefill is tried until a request leaves.
     full: bool,
     /// Passes in a row in which nothing happened.
     spins: u32,
     kv: Option<Pool>,
-    log: Vec<IterationRecord>,
+    log: Iterations,
     held: Option<((Part, u32), Stamp)>,
 }
 
@@ -131,9 +134,10 @@ impl<'a> Executor<'a> {
     pub(super) fn new(
         scenario: &'a Scenario,
         composer: &'a mut Composer,
-        lengths: &[(u32, u32)],
+        requests: &[(u32, u32)],
         capacity: Option<KvCapacity>,
         recorded: Option<&'a StepLog>,
+        keep: Keep,
     ) -> Result<Self, Refusal> {
         if scenario.deployment.parallel.dp > 1 {
             return Err(Refusal {
@@ -141,20 +145,21 @@ impl<'a> Executor<'a> {
             });
         }
         let backend = &scenario.deployment.backend;
-        let mut lanes = Lanes::new(composer);
+        let steps = lengths::steps(requests, scenario.workload.concurrency);
+        let mut lanes = Lanes::new(composer, keep, steps);
         Ok(Self {
             scenario,
             recorded,
             graph_sizes: (scenario.serving.cuda_graph.as_ref())
                 .map_or_else(Vec::new, |graph| graph.sizes(backend)),
-            client: Client::open(lengths, scenario.workload.concurrency, &mut lanes),
+            client: Client::open(requests, scenario.workload.concurrency, &mut lanes),
             lanes,
             waiting: VecDeque::new(),
             cut: None,
             running: Vec::new(),
             joining: Vec::new(),
-            done: vec![false; lengths.len()],
-            runs: vec![false; lengths.len()],
+            done: vec![false; requests.len()],
+            runs: vec![false; requests.len()],
             unscheduled: 0,
             stale: 0,
             kv_sum: 0,
@@ -162,6 +167,7 @@ impl<'a> Executor<'a> {
             decodes: 0,
             last: Last::Nothing,
             pending: None,
+            spare: Vec::new(),
             skipped: 0,
             full: false,
             spins: 0,
@@ -172,7 +178,7 @@ impl<'a> Executor<'a> {
                 members: 0,
                 ratio: RATIO_START,
             }),
-            log: Vec::new(),
+            log: Iterations::new(keep, steps),
             held: None,
         })
     }
@@ -190,7 +196,7 @@ impl<'a> Executor<'a> {
         loop {
             match self.pass() {
                 Turn::Ran => {}
-                Turn::Done => return Ok(self.client.close(self.lanes, self.log)),
+                Turn::Done => return Ok(self.client.close(self.lanes, self.log.close())),
                 Turn::Stuck => return Err(Turn::refusal()),
             }
         }
@@ -203,7 +209,7 @@ impl<'a> Executor<'a> {
         };
         // Requests are in rank 0's queue.
         let start = self.lanes.host[0];
-        self.lanes.iteration(self.log.len());
+        self.lanes.iteration(self.log.count());
         if let Some((held, from)) = self.held.take() {
             self.client.weigh_held(&mut self.lanes, held, from, start);
         }
@@ -232,7 +238,7 @@ impl<'a> Executor<'a> {
             Some((step, pending)) => (Some(step), Some(pending)),
             None => (None, None),
         };
-        self.log.push(IterationRecord {
+        self.log.add(|| IterationRecord {
             start_ms: start.ms,
             fetched,
             held,
@@ -272,7 +278,7 @@ impl<'a> Executor<'a> {
             pool.ratio = RATIO_START;
         }
         let fetched = if let Some(recorded) = self.recorded {
-            let fetched = recorded.iterations.get(self.log.len())?.fetched.clone();
+            let fetched = recorded.iterations.get(self.log.count())?.fetched.clone();
             if due || idle {
                 let ready = self.lanes.all_hosts();
                 let start = self.client.take_recorded(&fetched, idle, ready);
@@ -284,7 +290,7 @@ impl<'a> Executor<'a> {
             if idle {
                 let first = self.client.next_arrival()?;
                 // Before the first request the server has long been idle.
-                start = if self.log.is_empty() {
+                start = if self.log.count() == 0 {
                     first
                 } else {
                     start.latest(first)
@@ -482,7 +488,7 @@ impl<'a> Executor<'a> {
             }
             if piece.ends {
                 if entry.recompute == 0 {
-                    entry.iteration = self.log.len() as u32;
+                    entry.iteration = self.log.count() as u32;
                 }
                 prefilled.push(piece.request);
                 self.joining.push(piece.request);
@@ -516,7 +522,7 @@ impl<'a> Executor<'a> {
         let execution = Execution::Eager;
         let mode = self.lanes.dispatch(execution, &[load]);
         let pending = Pending {
-            gpu: self.lanes.gpu.clone(),
+            gpu: self.streams(),
             mode,
             prefilled,
             finished,
@@ -653,7 +659,7 @@ impl<'a> Executor<'a> {
             pool.used += u64::from(batch);
         }
         let pending = Pending {
-            gpu: self.lanes.gpu.clone(),
+            gpu: self.streams(),
             mode,
             prefilled: Vec::new(),
             finished,
@@ -662,9 +668,17 @@ impl<'a> Executor<'a> {
         ((execution, vec![record]), pending)
     }
 
+    /// When each stream is done with what was launched.
+    fn streams(&mut self) -> Vec<Stamp> {
+        let mut streams = std::mem::take(&mut self.spare);
+        streams.clone_from(&self.lanes.gpu);
+        streams
+    }
+
     /// Waits for a batch, updates its requests and sends their tokens.
     fn process(&mut self, batch: Pending) {
         self.lanes.finish(&batch.gpu, batch.mode);
+        self.spare = batch.gpu;
         let first = |request: &&u32| self.client.requests[**request as usize].recompute == 0;
         let first: Vec<u32> = batch.prefilled.iter().filter(first).copied().collect();
         if first.is_empty() && batch.finished.is_empty() {

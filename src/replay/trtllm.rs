@@ -28,7 +28,8 @@ use crate::timing::{Execution, HostMode};
 use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Request, Turn};
 use super::lanes::Lanes;
-use super::log::{IterationRecord, RankRecord, StepLog};
+use super::lengths;
+use super::log::{IterationRecord, Iterations, Keep, RankRecord, StepLog};
 use super::record::Recorder;
 
 const BLOCK: u32 = KV_BLOCK;
@@ -91,13 +92,13 @@ impl Chosen {
     }
 }
 
-/// A step as it is formed.
+/// A step as it is formed: how it runs. What it holds is [`Executor::formed`].
+#[derive(Debug, Clone, Copy)]
 struct Formed {
     /// Of the context, where the step is split.
     execution: Execution,
     /// Captured batch of a split step's generation part.
     decode_graph: Option<u32>,
-    ranks: Vec<RankRecord>,
 }
 
 /// A dispatched step whose results are not out yet.
@@ -124,14 +125,20 @@ pub(super) struct Executor<'a> {
     client: Client,
     waiting: VecDeque<u32>,
     ranks: Vec<RankState>,
-    /// What each rank group works on in the step that is dispatched.
+    /// What of its context requests each rank group runs in the step at hand.
+    chosen: Vec<Chosen>,
+    /// The step at hand.
+    formed: Vec<RankRecord>,
+    /// What each rank group works on in it.
     loads: Vec<RankLoad>,
     previous: Option<Pending>,
+    /// Of a step that is done, for the next one.
+    spare: Vec<Stamp>,
     steps: u64,
     batch_waited: u32,
     balance_waited: u32,
     balance_filled: u32,
-    log: Vec<IterationRecord>,
+    log: Iterations,
     /// Requests held at the last iteration, with its start.
     held: Option<((Part, u32), Stamp)>,
 }
@@ -140,12 +147,14 @@ impl<'a> Executor<'a> {
     pub(super) fn new(
         scenario: &'a Scenario,
         composer: &'a mut Composer,
-        lengths: &[(u32, u32)],
+        requests: &[(u32, u32)],
         capacity: Option<KvCapacity>,
         recorded: Option<&'a StepLog>,
+        keep: Keep,
     ) -> Self {
         let backend = &scenario.deployment.backend;
-        let mut lanes = Lanes::new(composer);
+        let steps = lengths::steps(requests, scenario.workload.concurrency);
+        let mut lanes = Lanes::new(composer, keep, steps);
         Self {
             scenario,
             recorded,
@@ -155,19 +164,22 @@ impl<'a> Executor<'a> {
                 .map_or_else(Vec::new, |piecewise| piecewise.token_counts()),
             blocks: capacity.map_or(u64::MAX, |kv| kv.tokens / u64::from(BLOCK)),
             greedy: capacity.is_some() && scenario.serving.capacity == Capacity::MaxUtilization,
-            client: Client::open(lengths, scenario.workload.concurrency, &mut lanes),
+            client: Client::open(requests, scenario.workload.concurrency, &mut lanes),
             lanes,
             waiting: VecDeque::new(),
             ranks: (0..scenario.deployment.parallel.dp)
                 .map(|_| RankState::default())
                 .collect(),
+            chosen: vec![Chosen::default(); scenario.deployment.parallel.dp as usize],
+            formed: vec![RankRecord::default(); scenario.deployment.parallel.dp as usize],
             loads: vec![RankLoad::default(); scenario.deployment.parallel.dp as usize],
             previous: None,
+            spare: Vec::new(),
             steps: 0,
             batch_waited: 0,
             balance_waited: 0,
             balance_filled: 0,
-            log: Vec::new(),
+            log: Iterations::new(keep, steps),
             held: None,
         }
     }
@@ -185,7 +197,7 @@ impl<'a> Executor<'a> {
         loop {
             match self.iterate() {
                 Turn::Ran => {}
-                Turn::Done => return Ok(self.client.close(self.lanes, self.log)),
+                Turn::Done => return Ok(self.client.close(self.lanes, self.log.close())),
                 Turn::Stuck => return Err(Turn::refusal()),
             }
         }
@@ -204,25 +216,23 @@ impl<'a> Executor<'a> {
         self.waiting.extend(&fetched);
         self.admit();
         let paused = if self.greedy { self.pause() } else { vec![] };
-        let (chosen, held) = self.choose();
-        let step = self.form_step(&chosen);
+        let held = self.choose();
+        let step = self.form_step();
         if step.is_none() && self.previous.is_none() && fetched.is_empty() {
             return Turn::Stuck;
         }
         let held = held.0.map(|part| (part, held.1));
         self.held = held.map(|held| (held, start));
         self.lanes.host.fill(start);
-        self.lanes.iteration(self.log.len());
-        let dispatched = step
-            .as_ref()
-            .map(|formed| self.dispatch(start, formed, &chosen));
-        self.log.push(IterationRecord {
+        self.lanes.iteration(self.log.count());
+        let dispatched = step.map(|formed| self.dispatch(start, formed));
+        self.log.add(|| IterationRecord {
             start_ms: start.ms,
             fetched,
             held,
             paused,
-            decode_graph: step.as_ref().and_then(|formed| formed.decode_graph),
-            step: step.map(|formed| (formed.execution, formed.ranks)),
+            decode_graph: step.and_then(|formed| formed.decode_graph),
+            step: step.map(|formed| (formed.execution, self.formed.clone())),
         });
         if self.scenario.serving.overlap {
             if let Some(previous) = self.previous.take() {
@@ -240,14 +250,14 @@ impl<'a> Executor<'a> {
     fn fetch(&mut self, ready: Stamp) -> Option<(Stamp, Vec<u32>)> {
         let idle = self.ranks.iter().all(|rank| rank.active == 0) && self.waiting.is_empty();
         if let Some(recorded) = self.recorded {
-            let fetched = recorded.iterations.get(self.log.len())?.fetched.clone();
+            let fetched = recorded.iterations.get(self.log.count())?.fetched.clone();
             let start = self.client.take_recorded(&fetched, idle, ready);
             return Some((start, fetched));
         }
         if idle {
             let first = self.client.next_arrival()?;
             // Before the first request the executor has long been blocked on its empty queue.
-            if first.ms > ready.ms || self.log.is_empty() {
+            if first.ms > ready.ms || self.log.count() == 0 {
                 let taken = self.client.take_first().into_iter().collect();
                 return Some((ready.latest(first), taken));
             }
@@ -361,10 +371,12 @@ impl<'a> Executor<'a> {
     }
 
     /// Which context requests each rank group runs, and why the others are held.
-    fn choose(&mut self) -> (Vec<Chosen>, (Option<Part>, u32)) {
+    fn choose(&mut self) -> (Option<Part>, u32) {
         let serving = &self.scenario.serving;
-        let fitting = self.ranks.iter().map(|rank| self.fitting(rank));
-        let mut chosen: Vec<Chosen> = fitting.collect();
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for (chosen, rank) in chosen.iter_mut().zip(&self.ranks) {
+            *chosen = self.fitting(rank);
+        }
         let there: u32 = self
             .ranks
             .iter()
@@ -430,25 +442,29 @@ impl<'a> Executor<'a> {
             let started = rank.paused + u32::from(rank.computed > 0);
             left -= running + started.saturating_sub(running);
         }
-        ((chosen), ((left > 0).then_some(reason), left))
+        self.chosen = chosen;
+        ((left > 0).then_some(reason), left)
     }
 
-    /// The step's execution and each rank group's share; `None` if nothing is scheduled.
-    fn form_step(&self, chosen: &[Chosen]) -> Option<Formed> {
-        let mut ranks: Vec<RankRecord> = self
-            .ranks
-            .iter()
-            .zip(chosen)
-            .map(|(rank, chosen)| RankRecord {
-                context: (rank.context.iter().take(chosen.requests()))
-                    .copied()
-                    .collect(),
-                chunks: self.chunks(rank, *chosen),
-                generation: rank.generating,
-                padded: rank.generating,
-                kv_sum: rank.kv_sum,
-            })
-            .collect();
+    /// Forms the step: each rank group's share, and how it runs; `None` if nothing is scheduled.
+    fn form_step(&mut self) -> Option<Formed> {
+        let mut ranks = std::mem::take(&mut self.formed);
+        for ((formed, rank), chosen) in ranks.iter_mut().zip(&self.ranks).zip(&self.chosen) {
+            let running = rank.context.iter().take(chosen.requests());
+            formed.context.clear();
+            formed.context.extend(running);
+            formed.chunks = self.chunks(rank, *chosen);
+            formed.generation = rank.generating;
+            formed.padded = rank.generating;
+            formed.kv_sum = rank.kv_sum;
+        }
+        let step = self.execution_of(&mut ranks);
+        self.formed = ranks;
+        step
+    }
+
+    /// How a step runs. A captured one is padded.
+    fn execution_of(&self, ranks: &mut [RankRecord]) -> Option<Formed> {
         let with_context = ranks.iter().any(|rank| !rank.context.is_empty());
         let batch = ranks.iter().map(|rank| rank.generation).max().unwrap_or(0);
         if !with_context && batch == 0 {
@@ -468,7 +484,7 @@ impl<'a> Executor<'a> {
         };
         let execution = if let Some(captured_batch) = graph {
             // Every rank replays the graph of the same batch; padding attends to one token.
-            for rank in &mut ranks {
+            for rank in &mut *ranks {
                 rank.kv_sum += u64::from(captured_batch - rank.generation);
                 rank.padded = captured_batch;
             }
@@ -479,7 +495,7 @@ impl<'a> Executor<'a> {
             }
         } else {
             // A rank group without work runs one dummy token, so that collectives have all ranks.
-            for rank in &mut ranks {
+            for rank in &mut *ranks {
                 if rank.context.is_empty() && rank.generation == 0 {
                     rank.padded = 1;
                     rank.kv_sum = 1;
@@ -499,7 +515,6 @@ impl<'a> Executor<'a> {
         Some(Formed {
             execution,
             decode_graph: graph.filter(|_| split),
-            ranks,
         })
     }
 
@@ -529,9 +544,9 @@ impl<'a> Executor<'a> {
     }
 
     /// Prepares and dispatches a step from `start`, and books what it makes.
-    fn dispatch(&mut self, start: Stamp, formed: &Formed, chosen: &[Chosen]) -> Pending {
+    fn dispatch(&mut self, start: Stamp, formed: Formed) -> Pending {
         let mut loads = std::mem::take(&mut self.loads);
-        for (load, rank) in loads.iter_mut().zip(&formed.ranks) {
+        for (load, rank) in loads.iter_mut().zip(&self.formed) {
             load.prompts.clear();
             load.prefixes.clear();
             load.prompts.extend(self.pieces(rank).map(|(_, now)| now));
@@ -554,16 +569,16 @@ impl<'a> Executor<'a> {
             None => self.lanes.dispatch(formed.execution, &loads),
         };
         self.loads = loads;
-        self.book(start, mode, chosen)
+        self.book(start, mode)
     }
 
     /// Moves requests on by the step that was just dispatched.
-    fn book(&mut self, start: Stamp, mode: HostMode, chosen: &[Chosen]) -> Pending {
+    fn book(&mut self, start: Stamp, mode: HostMode) -> Pending {
         let step = self.steps;
         self.steps += 1;
         let mut first = Vec::new();
         let mut finished = Vec::new();
-        for (rank, chosen) in self.ranks.iter_mut().zip(chosen) {
+        for (rank, chosen) in self.ranks.iter_mut().zip(&self.chosen) {
             rank.kv_sum += u64::from(rank.generating);
             rank.held_blocks += rank.opening(step);
             for request in rank.ends.remove(&step).unwrap_or_default() {
@@ -583,7 +598,7 @@ impl<'a> Executor<'a> {
                 if begun.recompute > 0 {
                     rank.paused -= 1;
                 } else {
-                    begun.iteration = self.log.len() as u32;
+                    begun.iteration = self.log.count() as u32;
                     first.push(request);
                     if !goes_on {
                         begun.scheduled = start;
@@ -621,8 +636,10 @@ impl<'a> Executor<'a> {
         }
         first.sort_unstable();
         finished.sort_unstable();
+        let mut gpu = std::mem::take(&mut self.spare);
+        gpu.clone_from(&self.lanes.gpu);
         Pending {
-            gpu: self.lanes.gpu.clone(),
+            gpu,
             mode,
             first,
             finished,
@@ -632,6 +649,7 @@ impl<'a> Executor<'a> {
     /// Waits for a step, updates its requests and sends their responses.
     fn finish(&mut self, step: Pending) {
         self.lanes.finish(&step.gpu, step.mode);
+        self.spare = step.gpu;
         // Rank 0 responds; with attention DP it gathers the others' responses first.
         let respond = if self.ranks.len() > 1 {
             self.lanes.all_hosts()

@@ -14,7 +14,7 @@ use super::forward::{Task, forward};
 use super::lookup::{Field, Share, field};
 use super::moment::{Cost, Lot, Slot, Sum};
 use super::sources::{Known, Sources};
-use super::step::{Order, Repeated};
+use super::step::{Order, Repeated, Scratch};
 
 /// Recomputes `prediction` and compares. `configs` holds the configs of the scenario's model and of
 /// every model that host rows were measured with, by model id.
@@ -74,6 +74,7 @@ pub(super) struct Auditor<'a> {
     pub(super) priced: Vec<NumberMap<u64, Rc<Cost>>>,
     /// Those of the lookup at hand.
     pub(super) shares: Vec<Share>,
+    pub(super) scratch: Scratch,
     pub(super) lookups: usize,
     pub(super) ties: usize,
     /// By mode (eager, full graph, piecewise, eager without prompts, and the generation and the
@@ -150,6 +151,7 @@ impl<'a> Auditor<'a> {
             forward: order,
             orders: [None, None, None, None],
             shares: Vec::new(),
+            scratch: Scratch::default(),
             lookups: 0,
             ties: 0,
             hosts: std::array::from_fn(|_| Vec::new()),

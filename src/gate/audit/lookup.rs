@@ -114,7 +114,10 @@ impl Field {
         let Some(lines) = self.lines.first() else {
             return;
         };
-        self.narrow(0, 0..lines.len(), wanted, (1.0, 1.0), shares);
+        let work = self.experts.map_or(1.0, |(experts, topk, ranks)| {
+            most_experts_read(experts, topk, ranks, wanted[0]) * f64::from(ranks)
+        });
+        self.narrow(0, 0..lines.len(), wanted, (1.0, work), shares);
     }
 
     fn narrow(
@@ -132,7 +135,7 @@ impl Field {
                 let inner = line.inner.clone();
                 self.narrow(axis + 1, inner, wanted, (weight, work), shares);
             } else {
-                shares.push(self.share(line.first, wanted, weight, work));
+                shares.push(self.share(line.first, weight, work));
             }
         };
         let next = lines.partition_point(|line| line.value < want);
@@ -153,12 +156,10 @@ impl Field {
         }
     }
 
-    fn share(&self, point: Point, wanted: [f64; 3], weight: f64, mut work: f64) -> Share {
-        if let Some((experts, topk, ranks)) = self.experts {
+    fn share(&self, point: Point, weight: f64, mut work: f64) -> Share {
+        if let Some((experts, topk, _)) = self.experts {
             // Balanced rows give each token the least used experts, alike on every rank.
-            let read = f64::from(experts).min(point.at[0] * f64::from(topk));
-            let most = most_experts_read(experts, topk, ranks, wanted[0]);
-            work *= most * f64::from(ranks) / read;
+            work /= f64::from(experts).min(point.at[0] * f64::from(topk));
         }
         Share {
             known: point.known,

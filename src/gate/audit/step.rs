@@ -69,18 +69,19 @@ impl Load {
 }
 
 /// Where the path through a step came from.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 enum Entry {
     /// The stream of a lane, as the step before left it.
     Stream(usize),
     /// The host of a lane, once it had submitted this share of the forward.
     Host(usize, f64),
     /// The last collective, which left all lanes at one time.
+    #[default]
     Joined,
 }
 
 /// A lane on its way through a step; times from the step's start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Lane {
     ms: f64,
     entry: Entry,
@@ -152,6 +153,14 @@ impl Repeated {
         self.fixed.push(cost);
         self.follow.len() + self.fixed.len() - 1
     }
+}
+
+/// What a step needs for itself, from step to step.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    costs: Vec<Rc<Cost>>,
+    lanes: Vec<Lane>,
+    counts: Vec<u32>,
 }
 
 /// The lanes of a step under way.
@@ -418,7 +427,9 @@ impl Auditor<'_> {
         let at_once = self.hosts[mode]
             .iter()
             .all(|host| host.dispatch.of.is_empty());
-        let mut costs: Vec<Rc<Cost>> = Vec::new();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let costs = &mut scratch.costs;
+        costs.clear();
         let whole;
         let repeated;
         let order = if at_once && repeats(loads) {
@@ -448,20 +459,25 @@ impl Auditor<'_> {
         };
         let hosts = &self.hosts[mode];
         let zero = starts[0].ms;
+        let costs = &*costs;
+        let mut states = std::mem::take(&mut scratch.lanes);
+        states.resize_with(lanes, Lane::default);
+        for (lane, state) in states.iter_mut().enumerate() {
+            state.ms = streams[lane].ms - zero;
+            state.entry = Entry::Stream(lane);
+            state.since.clear();
+        }
+        let mut counts = std::mem::take(&mut scratch.counts);
+        counts.clear();
+        counts.resize(costs.len(), 0);
         let mut walk = Walk {
-            costs: &costs,
+            costs,
             kinds: costs.len() / loads.len(),
             apart: loads.len() > 1,
             streams,
-            lanes: (0..lanes)
-                .map(|lane| Lane {
-                    ms: streams[lane].ms - zero,
-                    entry: Entry::Stream(lane),
-                    since: Vec::new(),
-                })
-                .collect(),
+            lanes: states,
             joined: Entry::Joined,
-            counts: vec![0; costs.len()],
+            counts,
             near: TIE_REL * zero.abs(),
             ties: 0,
         };
@@ -508,7 +524,7 @@ impl Auditor<'_> {
         } = walk;
         self.ties += ties;
         let hosts = &self.hosts[mode];
-        let way = |entry: Entry, counts: &[(usize, u32)]| {
+        let way = |entry: Entry, counts: &mut dyn Iterator<Item = (usize, u32)>| {
             let mut of: Vec<(Slot, f64)> = Vec::new();
             let from = match entry {
                 Entry::Host(lane, share) => {
@@ -521,29 +537,32 @@ impl Auditor<'_> {
                 Entry::Joined => &streams[0],
             };
             for (at, count) in counts {
-                let times = f64::from(*count);
-                let one = costs[*at].of.iter();
+                let times = f64::from(count);
+                let one = costs[at].of.iter();
                 of.extend(one.map(|(slot, one)| (*slot, times * one)));
             }
             (from, of)
         };
         let shared = (joined != Entry::Joined).then(|| {
-            let counts = counts.into_iter().enumerate();
-            let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
-            let (from, of) = way(joined, &counts);
+            let counts = counts.iter().copied().enumerate();
+            let (from, of) = way(joined, &mut counts.filter(|(_, count)| *count > 0));
             from.reach(from.ms, of)
         });
-        states
+        let ends = states
             .iter()
             .map(|state| {
-                let (from, of) = way(state.entry, &state.since);
+                let (from, of) = way(state.entry, &mut state.since.iter().copied());
                 let from = match (state.entry, &shared) {
                     (Entry::Joined, Some(shared)) => shared,
                     _ => from,
                 };
                 from.reach(zero + state.ms, of)
             })
-            .collect()
+            .collect();
+        scratch.lanes = states;
+        scratch.counts = counts;
+        self.scratch = scratch;
+        ends
     }
 
     /// What replays of this padded batch have in common.
