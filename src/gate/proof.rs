@@ -151,36 +151,18 @@ pub fn null(
     Ok(())
 }
 
-/// Homogeneity: rows times 2 or 0.5 give every time times 2 or 0.5, bit for bit; rows times 3.7
-/// on the recorded schedule within 1e-9.
+/// Homogeneity: rows times 2 or 0.5 give every time times 2 or 0.5, bit for bit, and the same
+/// receipts; rows times 3.7 on the recorded schedule give it within 1e-9.
 pub fn homogeneity(
     case: &str,
     predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
 ) -> Result<(), ProofFailure> {
     let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
-    match predicted(predict(1.0, None), &failed)? {
-        Some(base) => homogeneity_of(case, &base, &[2.0, 0.5], predict),
-        None => Ok(()),
-    }
-}
-
-/// Homogeneity of a prediction that is there: `base` is what `predict` gives at a factor of 1.
-/// `exact` are powers of two. One of them shows every addend and every bound that takes hold at
-/// the rows as they are; with more, bounds show that would take hold at other rows.
-pub(super) fn homogeneity_of(
-    case: &str,
-    base: &Prediction,
-    exact: &[f64],
-    predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
-) -> Result<(), ProofFailure> {
-    let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
-    for &factor in exact {
-        let Some(scaled) = predicted(predict(factor, None), &failed)? else {
-            return Err(failed(format!("refused with rows times {factor}")));
-        };
-        let same = |from: f64, to: f64| to.to_bits() == (from * factor).to_bits();
-        scales(base, &scaled, same)
-            .map_err(|what| failed(format!("rows times {factor}: {what}")))?;
+    let Some(base) = predicted(predict(1.0, None), &failed)? else {
+        return Ok(());
+    };
+    for factor in [2.0, 0.5] {
+        let scaled = exact(&base, factor, &predict, &failed)?;
         let coefficients = |receipt: &Receipt| {
             let bits = receipt.lines.iter().map(|line| line.coefficient.to_bits());
             bits.collect::<Vec<_>>()
@@ -195,12 +177,58 @@ pub(super) fn homogeneity_of(
             }
         }
     }
-    let factor = 3.7;
-    let Some(scaled) = predicted(predict(factor, Some(&base.log)), &failed)? else {
+    near(&base, 3.7, &predict, &failed)
+}
+
+/// Homogeneity of the times of a prediction that is there: `base` is what `predict` gives at a
+/// factor of 1. A power of two shows every addend and every bound that takes hold at the rows as
+/// they are; with more, bounds show that would take hold at other rows.
+pub(super) fn homogeneous_times(
+    case: &str,
+    base: &Prediction,
+    predict: impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+) -> Result<(), ProofFailure> {
+    let failed = |what: String| ProofFailure::new(Proof::Homogeneity, case, what);
+    exact(base, 2.0, &predict, &failed)?;
+    near(base, 3.7, &predict, &failed)
+}
+
+/// What `predict` gives with rows times a power of two: every time as much, bit for bit.
+fn exact(
+    base: &Prediction,
+    factor: f64,
+    predict: &impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+    failed: &impl Fn(String) -> ProofFailure,
+) -> Result<Box<Prediction>, ProofFailure> {
+    let same = |from: f64, to: f64| to.to_bits() == (from * factor).to_bits();
+    times(base, (factor, None), predict, same, failed)
+}
+
+/// The same on the recorded schedule with any factor, within 1e-9.
+fn near(
+    base: &Prediction,
+    factor: f64,
+    predict: &impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+    failed: &impl Fn(String) -> ProofFailure,
+) -> Result<(), ProofFailure> {
+    let same = |from: f64, to: f64| (to - from * factor).abs() <= SUM_REL * (from * factor).abs();
+    times(base, (factor, Some(&base.log)), predict, same, failed).map(drop)
+}
+
+fn times(
+    base: &Prediction,
+    (factor, recorded): (f64, Option<&StepLog>),
+    predict: &impl Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError>,
+    same: impl Fn(f64, f64) -> bool,
+    failed: &impl Fn(String) -> ProofFailure,
+) -> Result<Box<Prediction>, ProofFailure> {
+    let Some(scaled) = predicted(predict(factor, recorded), failed)? else {
         return Err(failed(format!("refused with rows times {factor}")));
     };
-    let near = |from: f64, to: f64| (to - from * factor).abs() <= SUM_REL * (from * factor).abs();
-    scales(base, &scaled, near).map_err(|what| failed(format!("rows times {factor}: {what}")))
+    match scales(base, &scaled, same) {
+        Ok(()) => Ok(scaled),
+        Err(what) => Err(failed(format!("rows times {factor}: {what}"))),
+    }
 }
 
 /// Unwraps a prediction; `None` for a refusal, which has no time to hide in.

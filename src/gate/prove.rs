@@ -13,7 +13,7 @@ use super::audit::audit;
 use super::filed::{FiledRows, as_filed, tables_as_imported};
 use super::points::{Points, Predicted};
 use super::proof::{
-    Proof, ProofFailure, blindness, disguised, homogeneity_of, null, sees_no_answer, sums,
+    Proof, ProofFailure, blindness, disguised, homogeneous_times, null, sees_no_answer, sums,
 };
 
 /// What the proofs hold predictions to, read once.
@@ -88,11 +88,6 @@ fn prove_serving(
     // The disguised case stands in for the case: one prediction proves two things.
     let other = disguised.as_ref().unwrap_or(case);
     let times = |factor: f64, recorded: Option<&_>| points.times(other, policy, factor, recorded);
-    let scaled = |factor: f64, recorded: Option<&_>| match recorded {
-        // Held to its receipts, too.
-        None => points.outcome(other, policy, factor),
-        Some(_) => times(factor, recorded),
-    };
     let seen = |other: &Case| {
         if std::ptr::eq(other, case) {
             return figures(prediction);
@@ -117,9 +112,10 @@ fn prove_serving(
             unconfirmed(format!("{first} (and {more} more)"))
         }
     };
-    let homogeneous = homogeneity_of(name, prediction, &[2.0], scaled);
+    let homogeneous = homogeneous_times(name, prediction, times);
     let blind = match (&disguised, &homogeneous) {
-        // The disguised case gave twice the figures of the case, bit for bit.
+        // The disguised case gave twice the times of the case, bit for bit. The audit, which does
+        // not see silicon, recounts the receipts that go with them.
         (Ok(_), Ok(())) => sees_no_answer(name, &case.scenario()),
         _ => blindness(name, case, seen),
     };
