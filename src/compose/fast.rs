@@ -360,15 +360,20 @@ impl Walk {
         let mut end = streamed;
         let mut held = Held::Stream;
         let later_ms = f64::from(run.repeat - 1) * period_ms;
+        // Submitted at once, nothing is held back behind the first segment.
+        let bound_segments = match step.launches {
+            0 => 1,
+            _ => period.len(),
+        };
         // From each segment's arrival to the period's end.
         self.rest_ms.clear();
-        self.rest_ms.extend((0..period.len()).map(|index| {
+        self.rest_ms.extend((0..bound_segments).map(|index| {
             (index + 1..period.len()).fold(transfer_ms[index], |rest, later| rest + longest(later))
         }));
         for lane in 0..lanes {
             let ready = self.ready_ms[lane];
             let mut before = launched_before;
-            for (index, segment) in period.iter().enumerate() {
+            for (index, segment) in period[..bound_segments].iter().enumerate() {
                 let bound = measured[index * lanes + lane].bound_ms + self.rest_ms[index];
                 let last = before + period_launches * (run.repeat - 1);
                 let ends = [

@@ -1,5 +1,7 @@
 //! The step log: what the scheduler decided, iteration by iteration.
 
+use smallvec::SmallVec;
+
 use crate::compose::Part;
 use crate::timing::{Execution, HostMode};
 
@@ -36,6 +38,9 @@ pub struct RankRecord {
     pub kv_sum: u64,
 }
 
+/// One per rank group. Most logs are of one, and as long as their steps: it lies in place.
+pub type RankRecords = SmallVec<[RankRecord; 1]>;
+
 /// One iteration of the executor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IterationRecord {
@@ -47,7 +52,7 @@ pub struct IterationRecord {
     /// Requests whose KV was freed before this step, in order: they compute it again later.
     pub paused: Vec<u32>,
     /// The step, if anything was scheduled: execution and one record per rank group.
-    pub step: Option<(Execution, Vec<RankRecord>)>,
+    pub step: Option<(Execution, RankRecords)>,
     /// Captured batch of a split step's generation part, which runs first, in a forward of its own;
     /// the step's execution is then that of its context. `None`: one forward.
     pub decode_graph: Option<u32>,
@@ -67,7 +72,7 @@ impl IterationRecord {
     /// one, and the launch of a graph.
     pub fn host_modes(&self) -> impl Iterator<Item = HostMode> + use<> {
         let prompts = self.kind() != Some(StepKind::Decode);
-        let of = |(execution, _): &(Execution, _)| execution.host_mode(prompts);
+        let of = |(execution, _): &(Execution, RankRecords)| execution.host_mode(prompts);
         let graph = self.decode_graph.map(|_| HostMode::SplitDecode);
         self.step.as_ref().map(of).into_iter().chain(graph)
     }

@@ -15,7 +15,7 @@ mod trtllm;
 pub use capacity::{KvCapacity, token_bytes, weight_bytes};
 pub use evidence::{Iteration, OpPrediction, OpShare, StepPrediction};
 pub use lengths::draw as draw_lengths;
-pub use log::{IterationRecord, RankRecord, RequestRecord, StepKind, StepLog};
+pub use log::{IterationRecord, RankRecord, RankRecords, RequestRecord, StepKind, StepLog};
 pub use metrics::{Metric, Quantile};
 pub use predict::{Outcome, Prediction, Replayer, RequestWay};
 pub use record::{Detail, Doing, On, Slice, SliceId};

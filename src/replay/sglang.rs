@@ -27,6 +27,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use smallvec::smallvec;
+
 use crate::compose::{Composer, Part, Stamp};
 use crate::model::{RankLoad, Scenario, captured};
 use crate::perfdb::Refusal;
@@ -36,7 +38,7 @@ use super::capacity::KvCapacity;
 use super::client::{Client, Replayed, Turn};
 use super::lanes::Lanes;
 use super::lengths;
-use super::log::{IterationRecord, Iterations, Keep, RankRecord, StepLog};
+use super::log::{IterationRecord, Iterations, Keep, RankRecord, RankRecords, StepLog};
 use super::record::Recorder;
 
 /// The runtime's weight of a prefill batch against `scheduler_recv_interval`.
@@ -473,7 +475,7 @@ impl<'a> Executor<'a> {
         &mut self,
         pieces: &[Piece],
         start: Stamp,
-    ) -> ((Execution, Vec<RankRecord>), Pending) {
+    ) -> ((Execution, RankRecords), Pending) {
         let load = RankLoad {
             prompts: pieces.iter().map(|piece| piece.tokens).collect(),
             prefixes: pieces.iter().map(|piece| piece.prefix).collect(),
@@ -528,7 +530,7 @@ impl<'a> Executor<'a> {
             finished,
             decode: false,
         };
-        ((execution, vec![record]), pending)
+        ((execution, smallvec![record]), pending)
     }
 
     /// Finished requests leave the running ones.
@@ -629,7 +631,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Launches a decode step of everything that runs.
-    fn decode(&mut self) -> ((Execution, Vec<RankRecord>), Pending) {
+    fn decode(&mut self) -> ((Execution, RankRecords), Pending) {
         let batch = self.running.len() as u32;
         let graph = self.scenario.serving.cuda_graph.as_ref();
         let padding = graph.is_some_and(|graph| graph.padding);
@@ -665,7 +667,7 @@ impl<'a> Executor<'a> {
             finished,
             decode: true,
         };
-        ((execution, vec![record]), pending)
+        ((execution, smallvec![record]), pending)
     }
 
     /// When each stream is done with what was launched.

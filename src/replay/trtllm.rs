@@ -232,7 +232,7 @@ impl<'a> Executor<'a> {
             held,
             paused,
             decode_graph: step.and_then(|formed| formed.decode_graph),
-            step: step.map(|formed| (formed.execution, self.formed.clone())),
+            step: step.map(|formed| (formed.execution, self.formed.iter().cloned().collect())),
         });
         if self.scenario.serving.overlap {
             if let Some(previous) = self.previous.take() {

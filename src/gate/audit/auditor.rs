@@ -12,7 +12,7 @@ use super::client::Progress;
 use super::fault::{AuditFault, AuditReport, Check, FAULTS_MAX};
 use super::forward::{Task, forward};
 use super::lookup::{Field, Share, field};
-use super::moment::{Cost, Lot, Slot, Sum};
+use super::moment::{Amounts, Cost, Lot, Slot, Sum};
 use super::sources::{Known, Sources};
 use super::step::{Order, Repeated, Scratch};
 
@@ -61,7 +61,8 @@ pub(super) struct Auditor<'a> {
     pub(super) prediction: &'a Prediction,
     pub(super) faults: Vec<AuditFault>,
     pub(super) sources: Sources,
-    slots: NumberMap<(Part, Known), Slot>,
+    /// By part, then source; empty: none of the part yet.
+    slots: Vec<Vec<Option<Slot>>>,
     pub(super) lots: Vec<Lot>,
     /// Distinct tasks, and the forward as positions in them with launches.
     pub(super) tasks: Vec<Task>,
@@ -142,7 +143,7 @@ impl<'a> Auditor<'a> {
             prediction,
             faults,
             sources,
-            slots: NumberMap::default(),
+            slots: vec![Vec::new(); Part::ALL.len()],
             lots: Vec::new(),
             repeated: NumberMap::default(),
             priced: vec![NumberMap::default(); tasks.len()],
@@ -186,18 +187,18 @@ impl<'a> Auditor<'a> {
     }
 
     fn slot(&mut self, part: Part, known: Known) -> Slot {
-        let next = self.lots.len();
-        let slot = *self.slots.entry((part, known)).or_insert(next);
-        if slot == next {
+        let slots = &mut self.slots[part as usize];
+        slots.resize(self.sources.ms.len(), None);
+        *slots[known].get_or_insert_with(|| {
             self.lots.push(Lot::Row(part, known));
-        }
-        slot
+            self.lots.len() - 1
+        })
     }
 
     /// Costs that always occur together, so many of each, as one.
     pub(super) fn bundle(&mut self, costs: &[(Rc<Cost>, u32)]) -> Rc<Cost> {
         let mut ms = 0.0;
-        let mut of = Vec::new();
+        let mut of = Amounts::new();
         for (cost, times) in costs {
             let times = f64::from(*times);
             ms += times * cost.ms;
@@ -206,7 +207,7 @@ impl<'a> Auditor<'a> {
         self.lots.push(Lot::Bundle(of));
         Rc::new(Cost {
             ms,
-            of: vec![(self.lots.len() - 1, 1.0)],
+            of: Amounts::from_slice(&[(self.lots.len() - 1, 1.0)]),
         })
     }
 
@@ -214,7 +215,7 @@ impl<'a> Auditor<'a> {
         self.lookups += 1;
         let mut cost = Cost {
             ms: 0.0,
-            of: Vec::with_capacity(shares.len()),
+            of: Amounts::new(),
         };
         for share in shares {
             let times = share.weight * share.work;

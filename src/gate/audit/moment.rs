@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use crate::compose::Part;
 
 use super::sources::Known;
@@ -15,14 +17,17 @@ pub(super) enum Lot {
     /// A row in a part.
     Row(Part, Known),
     /// So much of several lots, all known before.
-    Bundle(Vec<(Slot, f64)>),
+    Bundle(Amounts),
 }
+
+/// So much of some lots: most lookups blend four rows.
+pub(super) type Amounts = SmallVec<[(Slot, f64); 4]>;
 
 /// A priced occurrence: its time and how much of which lots it is.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cost {
     pub(super) ms: f64,
-    pub(super) of: Vec<(Slot, f64)>,
+    pub(super) of: Amounts,
 }
 
 /// Slots that are copied together when one of them changes.

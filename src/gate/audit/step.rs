@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use crate::compose::Part;
 
 use super::auditor::Auditor;
@@ -525,10 +527,10 @@ impl Auditor<'_> {
         self.ties += ties;
         let hosts = &self.hosts[mode];
         let way = |entry: Entry, counts: &mut dyn Iterator<Item = (usize, u32)>| {
-            let mut of: Vec<(Slot, f64)> = Vec::new();
+            let mut of: SmallVec<[(Slot, f64); 16]> = SmallVec::new();
             let from = match entry {
                 Entry::Host(lane, share) => {
-                    of.extend(&hosts[lane].before.of);
+                    of.extend_from_slice(&hosts[lane].before.of);
                     let dispatched = hosts[lane].dispatch.of.iter();
                     of.extend(dispatched.map(|(slot, times)| (*slot, times * share)));
                     &starts[lane]

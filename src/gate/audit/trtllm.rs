@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::compose::Part;
 use crate::model::{Capacity, MixedExecution};
 use crate::replay::RankRecord;
@@ -69,16 +71,16 @@ impl Auditor<'_> {
                     let Some(mode) = self.mode(*execution, &loads) else {
                         return;
                     };
-                    let parts = match iteration.decode_graph {
+                    let parts: SmallVec<[_; 2]> = match iteration.decode_graph {
                         // Generation first; the context goes on where the host and the GPU are.
-                        Some(_) => vec![
+                        Some(_) => smallvec![
                             (
                                 SPLIT_GENERATION,
                                 loads.iter().map(Load::generation).collect(),
                             ),
                             (SPLIT_CONTEXT, loads.iter().map(Load::context).collect()),
                         ],
-                        None => vec![(mode, loads)],
+                        None => smallvec![(mode, loads)],
                     };
                     let mode = parts.last().map_or(mode, |(mode, _)| *mode);
                     host.fill(start.clone());
