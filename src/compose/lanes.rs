@@ -241,7 +241,9 @@ impl<'a> Counts<'a> {
     /// Finishes the path. One that begins on the host holds the host's work up to the submission
     /// of its first op: `launches` so far.
     pub(super) fn path(self, from: PathStart, launches: Option<u32>) -> StepPath {
-        let mut terms = Vec::new();
+        let there = self.times.iter().filter(|times| **times != 0.0).count();
+        // And prepare, launch and dispatch.
+        let mut terms = Vec::with_capacity(there + 3);
         if let (PathStart::Host(lane), Some(launches)) = (from, launches) {
             self.step.host[lane].terms(self.step.share(launches), &mut terms);
         }

@@ -40,6 +40,9 @@ impl Mutation {
     };
 }
 
+/// A predictor of times: from a factor and a recorded schedule.
+pub(super) type Times<'a> = dyn Fn(f64, Option<&StepLog>) -> Result<Outcome, InputError> + 'a;
+
 /// A predicted case.
 #[derive(Debug)]
 pub enum Predicted {
@@ -127,7 +130,7 @@ impl Points {
     pub fn predict(&self, case: CaseFile) -> Result<Predicted, InputError> {
         Ok(match case {
             CaseFile::Serving(case) => {
-                let predict = |policy| self.outcome(&case, policy, 1.0);
+                let predict = |policy| self.outcome(&case, policy);
                 Predicted::Serving {
                     strict: Box::new(predict(Policy::Strict)?),
                     estimate: Box::new(predict(Policy::Estimate)?),
@@ -149,44 +152,41 @@ impl Points {
         })
     }
 
-    /// Predicts a serving case under one policy, with every row times `factor`.
-    pub(super) fn outcome(
+    /// Predicts a serving case under one policy.
+    pub(super) fn outcome(&self, case: &Case, policy: Policy) -> Result<Outcome, InputError> {
+        let outcome = self.replayer.predict(&self.scenario(case), policy)?;
+        Ok(self.mutated(case, outcome))
+    }
+
+    /// Hands the times of a serving case's requests under one policy to `prove`: with every row
+    /// times a factor, on a recorded schedule where one is given.
+    pub(super) fn with_times<T>(
         &self,
         case: &Case,
         policy: Policy,
-        factor: f64,
-    ) -> Result<Outcome, InputError> {
-        self.mutated(case, |scenario| {
-            let every = |_: &_| true;
-            (self.replayer).predict_scaled(scenario, policy, factor, every, None)
-        })
+        prove: impl FnOnce(&Times<'_>) -> T,
+    ) -> T {
+        let scenario = self.scenario(case);
+        match self.replayer.times(&scenario, policy) {
+            Ok(times) => prove(&|factor, recorded| {
+                let outcome = times(factor, recorded);
+                Ok(self.mutated(case, outcome))
+            }),
+            Err(error) => prove(&|_, _| Err(error.clone())),
+        }
     }
 
-    /// The same, for the times of requests alone, on the schedule of `recorded` where one is given.
-    pub(super) fn times(
-        &self,
-        case: &Case,
-        policy: Policy,
-        factor: f64,
-        recorded: Option<&StepLog>,
-    ) -> Result<Outcome, InputError> {
-        self.mutated(case, |scenario| {
-            (self.replayer).times_scaled(scenario, policy, factor, recorded)
-        })
-    }
-
-    fn mutated(
-        &self,
-        case: &Case,
-        predict: impl FnOnce(&Scenario) -> Result<Outcome, InputError>,
-    ) -> Result<Outcome, InputError> {
+    fn scenario(&self, case: &Case) -> Scenario {
         let mut scenario = case.scenario();
         (self.mutation.scenario)(&mut scenario);
-        let mut outcome = predict(&scenario)?;
+        scenario
+    }
+
+    fn mutated(&self, case: &Case, mut outcome: Outcome) -> Outcome {
         if let Outcome::Predicted(prediction) = &mut outcome {
             (self.mutation.prediction)(case, prediction);
         }
-        Ok(outcome)
+        outcome
     }
 
     /// Where a case's golden lies: the same path under `goldens/`, with the ending `.snap`.

@@ -87,12 +87,11 @@ fn prove_serving(
     let disguised = disguised(name, case);
     // The disguised case stands in for the case: one prediction proves two things.
     let other = disguised.as_ref().unwrap_or(case);
-    let times = |factor: f64, recorded: Option<&_>| points.times(other, policy, factor, recorded);
     let seen = |other: &Case| {
         if std::ptr::eq(other, case) {
             return figures(prediction);
         }
-        match points.outcome(other, policy, 1.0) {
+        match points.outcome(other, policy) {
             Ok(Outcome::Predicted(blind)) => figures(&blind),
             Ok(Outcome::Refused(refusal)) => refusal.to_string(),
             Err(error) => error.to_string(),
@@ -112,7 +111,12 @@ fn prove_serving(
             unconfirmed(format!("{first} (and {more} more)"))
         }
     };
-    let homogeneous = homogeneous_times(name, prediction, times);
+    let (homogeneous, nothing) = points.with_times(other, policy, |times| {
+        (
+            homogeneous_times(name, prediction, times),
+            null(name, times),
+        )
+    });
     let blind = match (&disguised, &homogeneous) {
         // The disguised case gave twice the times of the case, bit for bit. The audit, which does
         // not see silicon, recounts the receipts that go with them.
@@ -123,7 +127,7 @@ fn prove_serving(
         sums(name, prediction),
         audited,
         as_filed(name, &prediction.rows, &held.host_rows),
-        null(name, times),
+        nothing,
         homogeneous,
         blind,
     ];

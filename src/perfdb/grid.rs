@@ -140,6 +140,69 @@ impl Grid {
         }
         walk.anchor
     }
+
+    /// The cell around a query. `None`: it lies on a line or beyond them.
+    pub fn cell(&self, query: [f64; 2], near: &mut Near) -> Option<Cell> {
+        let Level::Axis(lines, levels) = &self.root else {
+            return None;
+        };
+        let [outer, inner] = query;
+        let above = near.above(0, lines, outer);
+        let (low, high) = (*lines.get(above.checked_sub(1)?)?, *lines.get(above)?);
+        let mut terms = Vec::new();
+        let mut walk = Walk {
+            key: &self.key,
+            query: [outer, inner, 0.0],
+            near,
+            terms: &mut terms,
+            anchor: Anchor::BLENDED,
+        };
+        walk.level(&levels[above - 1], &mut [low, inner, 0.0], 1, 2, 1.0, None);
+        let of_low = walk.terms.len();
+        walk.level(&levels[above], &mut [high, inner, 0.0], 1, 2, 1.0, None);
+        let anchor = walk.anchor;
+        (outer < high).then_some(Cell {
+            inner,
+            low,
+            high,
+            terms,
+            of_low,
+            anchor,
+        })
+    }
+}
+
+/// A query's surroundings on a grid of two axes: the lines around it on the outer one and what each
+/// answers at its value on the inner one. While only the outer value moves, and stays between
+/// these lines, so do the answers, to the bit.
+#[derive(Debug, Clone)]
+pub(super) struct Cell {
+    inner: f64,
+    low: f64,
+    high: f64,
+    /// Terms of the low line, then those of the high one, each for a weight of one.
+    terms: Vec<Term>,
+    of_low: usize,
+    anchor: Anchor,
+}
+
+impl Cell {
+    pub fn holds(&self, [outer, inner]: [f64; 2]) -> bool {
+        self.inner == inner && self.low < outer && outer < self.high
+    }
+
+    /// Adds the terms of the answer, as [`Grid::price`] does.
+    pub fn price(&self, outer: f64, terms: &mut Vec<Term>) -> Anchor {
+        let share = (outer - self.low) / (self.high - self.low);
+        let (low, high) = self.terms.split_at(self.of_low);
+        for (line, share) in [(low, 1.0 - share), (high, share)] {
+            terms.extend(line.iter().map(|term| Term {
+                weight: term.weight * share,
+                ..*term
+            }));
+        }
+        self.anchor
+    }
 }
 
 fn nest(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::timing::{InputError, NumberMap, Origin, Row, RowId, Rows};
 
 use super::database::Database;
-use super::grid::{Anchor, Grid, Level, Near, Term};
+use super::grid::{Anchor, Cell, Grid, Level, Near, Term};
 use super::kernel::{OpKey, Refusal};
 
 /// Index of a resolved op within one [`Pricer`].
@@ -63,6 +63,8 @@ struct ResolvedOp {
     known: NumberMap<u64, LookupId>,
     /// Where its last lookup lay on the axes.
     near: Near,
+    /// The same for decode attention.
+    cell: Option<Cell>,
 }
 
 impl Pricer {
@@ -136,6 +138,7 @@ impl Pricer {
             anchor: Anchor::default(),
             known: NumberMap::default(),
             near: Near::default(),
+            cell: None,
         });
         Ok(Ok(id))
     }
@@ -163,6 +166,7 @@ impl Pricer {
             anchor: Anchor::default(),
             known: NumberMap::default(),
             near: Near::default(),
+            cell: None,
         });
         id
     }
@@ -243,7 +247,14 @@ impl Pricer {
                 grid.price(&[batch], 1.0, near, terms)
             }
             (_, Quantity::Decode { batch, mean_kv }) => {
-                grid.price(&[mean_kv, batch], 1.0, near, terms)
+                let at = [mean_kv, batch];
+                if !resolved.cell.as_ref().is_some_and(|cell| cell.holds(at)) {
+                    resolved.cell = grid.cell(at, near);
+                }
+                match &resolved.cell {
+                    Some(cell) => cell.price(mean_kv, terms),
+                    None => grid.price(&at, 1.0, near, terms),
+                }
             }
             (_, Quantity::Prompts(lengths)) => pieces(grid, lengths, &[], near, terms),
             (_, Quantity::Pieces { lengths, prefixes }) => {

@@ -137,7 +137,7 @@ impl Replayer {
 
     /// Predicts a scenario.
     pub fn predict(&self, scenario: &Scenario, policy: Policy) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, None, Keep::All, |_| {})
+        self.predict_with(scenario, policy, None, |_| {})
     }
 
     /// Predicts with every row that `pick` selects multiplied by `factor`, on the schedule of
@@ -150,21 +150,28 @@ impl Replayer {
         pick: impl Fn(&Origin) -> bool,
         recorded: Option<&StepLog>,
     ) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, recorded, Keep::All, |composer| {
+        self.predict_with(scenario, policy, recorded, |composer| {
             composer.scale_rows(factor, pick);
         })
     }
 
-    /// The same, for the times of requests alone: iterations, receipts and ways stay empty.
-    pub fn times_scaled(
+    /// Predicts the times of requests alone, with every row multiplied by a factor, on a recorded
+    /// schedule where one is given: iterations, receipts and ways stay empty.
+    pub fn times<'a>(
         &self,
-        scenario: &Scenario,
+        scenario: &'a Scenario,
         policy: Policy,
-        factor: f64,
-        recorded: Option<&StepLog>,
-    ) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, recorded, Keep::Times, |composer| {
+    ) -> Result<impl Fn(f64, Option<&StepLog>) -> Outcome + use<'a>, InputError> {
+        let composer = self.planted_composer(scenario, policy)?;
+        let capacity = self.kv_capacity(scenario)?;
+        Ok(move |factor: f64, recorded: Option<&StepLog>| {
+            let mut composer = match &composer {
+                Ok(composer) => composer.clone(),
+                Err(refusal) => return Outcome::Refused(refusal.clone()),
+            };
             composer.scale_rows(factor, |_| true);
+            let recorded = (recorded, Keep::Times);
+            Self::replay(composer, scenario, capacity, policy, recorded)
         })
     }
 
@@ -175,7 +182,7 @@ impl Replayer {
         policy: Policy,
         method: Method,
     ) -> Result<Outcome, InputError> {
-        self.predict_with(scenario, policy, None, Keep::All, |composer| {
+        self.predict_with(scenario, policy, None, |composer| {
             composer.set_method(method);
         })
     }
@@ -185,24 +192,28 @@ impl Replayer {
         scenario: &Scenario,
         policy: Policy,
         recorded: Option<&StepLog>,
-        keep: Keep,
         prepare: impl FnOnce(&mut Composer),
     ) -> Result<Outcome, InputError> {
-        let mut composer = match self.composer(scenario, policy)? {
+        let mut composer = match self.planted_composer(scenario, policy)? {
             Ok(composer) => composer,
             Err(refusal) => return Ok(Outcome::Refused(refusal)),
         };
         prepare(&mut composer);
-        if let Some(fault) = self.fault {
+        let capacity = self.kv_capacity(scenario)?;
+        let recorded = (recorded, Keep::All);
+        Ok(Self::replay(composer, scenario, capacity, policy, recorded))
+    }
+
+    fn planted_composer(
+        &self,
+        scenario: &Scenario,
+        policy: Policy,
+    ) -> Result<Result<Composer, Refusal>, InputError> {
+        let mut composer = self.composer(scenario, policy)?;
+        if let (Ok(composer), Some(fault)) = (&mut composer, self.fault) {
             composer.plant(fault);
         }
-        let capacity = self.kv_capacity(scenario)?;
-        Ok(
-            match Self::replay(composer, scenario, capacity, policy, (recorded, keep)) {
-                Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
-                Err(refusal) => Outcome::Refused(refusal),
-            },
-        )
+        Ok(composer)
     }
 
     /// KV cache of a rank group; `None` where nothing limits it or its size is not known.
@@ -269,6 +280,19 @@ impl Replayer {
     }
 
     fn replay(
+        composer: Composer,
+        scenario: &Scenario,
+        capacity: Option<KvCapacity>,
+        policy: Policy,
+        recorded: (Option<&StepLog>, Keep),
+    ) -> Outcome {
+        match Self::prediction(composer, scenario, capacity, policy, recorded) {
+            Ok(prediction) => Outcome::Predicted(Box::new(prediction)),
+            Err(refusal) => Outcome::Refused(refusal),
+        }
+    }
+
+    fn prediction(
         mut composer: Composer,
         scenario: &Scenario,
         capacity: Option<KvCapacity>,
