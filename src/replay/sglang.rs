@@ -471,11 +471,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Launches a prefill batch.
-    fn prefill(
-        &mut self,
-        pieces: &[Piece],
-        start: Stamp,
-    ) -> ((Execution, RankRecords), Pending) {
+    fn prefill(&mut self, pieces: &[Piece], start: Stamp) -> ((Execution, RankRecords), Pending) {
         let load = RankLoad {
             prompts: pieces.iter().map(|piece| piece.tokens).collect(),
             prefixes: pieces.iter().map(|piece| piece.prefix).collect(),

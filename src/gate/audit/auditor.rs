@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::compose::Part;
 use crate::model::{BackendName, ModelConfig, Scenario};
 use crate::replay::Prediction;
-use crate::timing::NumberMap;
+use crate::timing::{Boundary, NumberMap, Row};
 
 use super::client::Progress;
 use super::fault::{AuditFault, AuditReport, Check, FAULTS_MAX};
@@ -64,6 +65,8 @@ pub(super) struct Auditor<'a> {
     /// By part, then source; empty: none of the part yet.
     slots: Vec<Vec<Option<Slot>>>,
     pub(super) lots: Vec<Lot>,
+    /// Kernel rows of decode attention.
+    pub(super) kernels: Vec<(Known, Arc<Row>)>,
     /// Distinct tasks, and the forward as positions in them with launches.
     pub(super) tasks: Vec<Task>,
     pub(super) fields: Vec<Option<Field>>,
@@ -136,6 +139,11 @@ impl<'a> Auditor<'a> {
             faults.truncate(FAULTS_MAX);
             return Err(faults);
         }
+        let kernel_rows = sources.hosts.iter();
+        let kernels = kernel_rows
+            .filter(|(_, row)| row.boundary == Boundary::GpuKernel)
+            .cloned()
+            .collect();
         let mut auditor = Self {
             scenario,
             config,
@@ -145,6 +153,7 @@ impl<'a> Auditor<'a> {
             sources,
             slots: vec![Vec::new(); Part::ALL.len()],
             lots: Vec::new(),
+            kernels,
             repeated: NumberMap::default(),
             priced: vec![NumberMap::default(); tasks.len()],
             tasks,

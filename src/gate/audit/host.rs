@@ -82,9 +82,8 @@ impl Auditor<'_> {
             0 => "generation attention (full)",
             _ => "generation attention (window)",
         };
-        let mut kernels = self.sources.hosts.iter().filter(|(_, row)| {
-            row.boundary == Boundary::GpuKernel
-                && row.module == name
+        let mut kernels = self.kernels.iter().filter(|(_, row)| {
+            row.module == name
                 && row.execution.mode() == if graphed { "full_graph" } else { "eager" }
                 && !(without_prompts && row.phase == "prefill_or_mixed")
         });
