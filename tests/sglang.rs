@@ -242,20 +242,24 @@ fn decode_pads_to_the_next_captured_size() {
     assert_eq!(passes(&prediction)[1], "0 [] gen 5/5 kv 45");
 }
 
-/// 458,752 bytes of weights (see `capacity.rs`) and `tokens` of 384 bytes. Two prompts of 8 with 30
-/// tokens to come both enter if 79 - 16 - 2 * 30 = 3 tokens, more than one each, stay free at the
-/// end; with 78 the second waits. The last token of 0 is out at 330, the pass at 330 drops it, and
-/// its extra step runs to 341, when request 1 enters.
-#[rstest]
-#[case(79, 0.0)]
-#[case(78, 341.0)]
-fn a_prompt_enters_if_all_can_reach_their_end(#[case] tokens: u64, #[case] scheduled: f64) {
-    let toy = plain();
+/// Room for so many tokens of KV: 458,752 bytes of weights (see `capacity.rs`), a token takes 384.
+fn holds(toy: &Toy, tokens: u64) {
     let bytes = 458_752 + 384 * tokens;
     toy.write(
         "systems/toy_sxm.yaml",
         &format!("gpu:\n  mem_bw: 1.0e30\n  mem_capacity: {bytes}\n"),
     );
+}
+
+/// Two prompts of 8 with 30 tokens to come both enter if 79 - 16 - 2 * 30 = 3 tokens, more than one
+/// each, stay free at the end; with 78 the second waits. The last token of 0 is out at 330, the pass
+/// at 330 drops it, and its extra step runs to 341, when request 1 enters.
+#[rstest]
+#[case(79, 0.0)]
+#[case(78, 341.0)]
+fn a_prompt_enters_if_all_can_reach_their_end(#[case] tokens: u64, #[case] scheduled: f64) {
+    let toy = plain();
+    holds(&toy, tokens);
     let mut scenario = served(&toy, 2, 2, 30);
     scenario.serving.memory_fraction = Some(1.0);
     let prediction = toy.predict(&scenario);
@@ -265,6 +269,28 @@ fn a_prompt_enters_if_all_can_reach_their_end(#[case] tokens: u64, #[case] sched
         "schedule of 1",
     );
     receipts_hold(&prediction);
+}
+
+/// Prompts of 4 with outputs of 29, 14 and 11. Beside the outputs of the first two in its batch the
+/// third's prompt finds 55 - 8 - 43 = 4 tokens free; of 54 it finds 3, and waits. By their ends alone
+/// it would enter: when the third ends, 42 of the 54 are free and all three have taken 3 * 11, then
+/// 46 against 2 * 14, then 50 against 29.
+#[rstest]
+#[case(55, 3)]
+#[case(54, 2)]
+fn outputs_that_a_batch_will_make_are_kept_free(#[case] tokens: u64, #[case] together: usize) {
+    let toy = plain();
+    holds(&toy, tokens);
+    let mut scenario = served(&toy, 3, 3, 30);
+    scenario.workload.length_ratio = 0.25;
+    scenario.workload.seed = 119;
+    scenario.serving.memory_fraction = Some(1.0);
+    let prediction = toy.predict(&scenario);
+    let lengths = prediction.log.requests.iter();
+    let lengths: Vec<(u32, u32)> = lengths.map(|one| (one.prompt, one.output)).collect();
+    assert_eq!(lengths, [(4, 29), (4, 14), (4, 11)]);
+    let (_, ranks) = prediction.log.iterations[0].step.as_ref().expect("a batch");
+    assert_eq!(ranks[0].context.len(), together);
 }
 
 /// Rows times 2: every time times 2, bit for bit, on the same schedule.
