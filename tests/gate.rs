@@ -8,26 +8,48 @@ use std::fs;
 use git2::Repository;
 use rstest::rstest;
 use serde_json::Value;
+use stepgate::gate::error_pct;
 use stepgate::timing::{Column, OpTable};
 use tempfile::TempDir;
 
 use project::{CASE, HOST, MOE, OP, OTHER_CODE, Project, SERVING, STEP, TIMING, copy, golden};
 
-/// A mean of a golden, for example `ttft_ms: { mean: 38.5947`.
-fn mean(project: &Project, name: &str, metric: &str) -> (String, f64) {
-    let text = project.read(&golden(name));
-    let at = text.find(&format!("{metric}: {{ mean: ")).expect("a mean");
-    let shown = text[at..].split(',').next().expect("a line").to_owned();
-    let value = shown.rsplit(' ').next().expect("a number");
-    let value = value.parse().expect("a number");
-    (shown, value)
+/// An edit of a golden's strict mean by some milliseconds, and of the error it states.
+fn shifted(project: &Project, name: &str, metric: &str, ms: f64) -> (String, String, String) {
+    shifted_by(project, name, &[(metric, ms)])
 }
 
-/// An edit of a golden's strict mean by some milliseconds.
-fn shifted(project: &Project, name: &str, metric: &str, ms: f64) -> (String, String, String) {
-    let (shown, value) = mean(project, name, metric);
-    let to = shown.replace(&value.to_string(), &format!("{:.4}", value + ms));
-    (golden(name), shown, to)
+/// The same of several means.
+fn shifted_by(project: &Project, name: &str, by: &[(&str, f64)]) -> (String, String, String) {
+    let text = project.read(&golden(name));
+    let number = |text: &str, key: &str| -> (String, f64) {
+        let at = text.find(key).expect("a number") + key.len();
+        let shown = text[at..].split([',', ' ', '\n']).next().expect("a number");
+        (shown.to_owned(), shown.parse().expect("a number"))
+    };
+    let begin = text.find("ttft_ms: { mean: ").expect("a mean");
+    let errors = begin + text[begin..].find("error_pct").expect("errors");
+    let end = errors + text[errors..].find('\n').expect("a line");
+    let mut to = text[begin..end].to_owned();
+    for (metric, ms) in by {
+        let short = metric.strip_suffix("_ms").expect("a time");
+        let (_, silicon_ms) = number(&text, &format!("{metric}: "));
+        let (mean, mean_ms) = number(&to, &format!("{metric}: {{ mean: "));
+        let error = to.find("error_pct").expect("errors");
+        let (error, _) = number(&to[error..], &format!("{short}: "));
+        let is = error_pct(mean_ms + ms, silicon_ms);
+        to = to.replacen(
+            &format!("{metric}: {{ mean: {mean}"),
+            &format!("{metric}: {{ mean: {:.4}", mean_ms + ms),
+            1,
+        );
+        to = to.replacen(
+            &format!("{short}: {error}"),
+            &format!("{short}: {is:+.1}"),
+            1,
+        );
+    }
+    (golden(name), text[begin..end].to_owned(), to)
 }
 
 fn borrowed(edits: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
@@ -69,6 +91,19 @@ fn another_code_runs_everything_and_proves_it() {
     );
 }
 
+/// The gate's own code is in no fingerprint, so the page names what changed of it.
+#[test]
+fn a_change_of_what_judges_is_named() {
+    let project = Project::new();
+    project.write("src/gate/band.rs", "// wider\n");
+    project.write("ci/gate", "exit 0\n");
+    let named = "changed, too, is what judges: ci/gate, src/gate/band.rs; review it as such";
+    project.gate(0, &["0 cases expected", named]);
+    let report = project.json(0);
+    let judges = &report["report"]["changed_judges"];
+    assert_eq!(*judges, serde_json::json!(["ci/gate", "src/gate/band.rs"]));
+}
+
 #[test]
 fn another_compiler_runs_everything() {
     let project = Project::new();
@@ -106,10 +141,11 @@ fn only_changed_cases_run_where_the_fingerprint_is_equal() {
 #[test]
 fn a_change_of_the_code_is_told_apart_and_passes_once_it_is_recorded() {
     let project = Project::new();
-    let edits = [
-        shifted(&project, CASE, "ttft_ms", 3.0),
-        shifted(&project, CASE, "tpot_ms", -0.2),
-    ];
+    let edits = [shifted_by(
+        &project,
+        CASE,
+        &[("ttft_ms", 3.0), ("tpot_ms", -0.2)],
+    )];
     let mut all = borrowed(&edits);
     all.push(OTHER_CODE);
     project.commit_with(&all);
@@ -197,17 +233,11 @@ fn a_row_measured_anew_is_a_row_effect() {
         }
     }
     assert!(moved >= 4 && by_row > 0.2, "{moved} moves, {by_row} ms");
-    let record = [
-        "ledger",
-        "record",
-        "--reason",
-        "measured anew",
-        "--mechanism",
+    project.record_for(
         "every request enters once",
-        "--rows",
         "host/gpt-oss-tp2-ingress",
-    ];
-    project.says(&record, 0, &["rows"]);
+        &["rows"],
+    );
     project.gate(0, &["pass", "measured anew"]);
 }
 
@@ -239,23 +269,34 @@ fn a_uniform_shift_needs_a_mechanism() {
     for file in project.ledger_files() {
         fs::remove_file(file).expect("removed");
     }
-    let record = [
-        "ledger",
-        "record",
-        "--reason",
-        "measured anew",
-        "--mechanism",
+    project.record_for(
         "every first token leaves once",
-        "--rows",
         "host/gpt-oss-tp2-egress",
-    ];
-    project.says(&record, 0, &["-1.jsonl: 4 rows"]);
+        &["-1.jsonl: 4 rows"],
+    );
     project.gate(0, &["pass"]);
     project.says(
         &["ledger", "record", "--reason", "x", "--mechanism", "y"],
         2,
         &["--rows"],
     );
+    let unknown = [
+        "ledger",
+        "record",
+        "--reason",
+        "x",
+        "--mechanism",
+        "y",
+        "--rows",
+        "host/no-such-row",
+    ];
+    project.says(&unknown, 2, &["no row is called `host/no-such-row`"]);
+    // Nor by hand.
+    let ledger = project.ledger_files().remove(0);
+    let text = fs::read_to_string(&ledger).expect("the ledger");
+    let forged = text.replace("host/gpt-oss-tp2-egress", "host/no-such-row");
+    fs::write(&ledger, forged).expect("forged");
+    project.gate(1, &["name `host/no-such-row`: no row is called so"]);
 }
 
 #[test]
@@ -313,17 +354,7 @@ fn coverage_that_is_lost_exits_3_and_passes_once_it_is_recorded() {
             "coverage.missing",
         ],
     );
-    let record = [
-        "ledger",
-        "record",
-        "--reason",
-        "withdrawn",
-        "--mechanism",
-        "no ingress",
-        "--rows",
-        "host/gpt-oss-tp2-ingress",
-    ];
-    project.says(&record, 0, &["coverage_lost"]);
+    project.record_for("no ingress", "host/gpt-oss-tp2-ingress", &["coverage_lost"]);
     project.gate(0, &["pass"]);
 }
 
@@ -464,6 +495,13 @@ fn a_golden_is_held_to_the_prediction_whatever_else_changes() {
     project.edit(&case, "point: 28", widened);
     project.edit(&file, &from, &to);
     project.gate(1, &["the golden is not reproduced"]);
+    // Another error than that of its times, and no text at all.
+    project.edit(&file, &to, &from);
+    project.edit(&file, "error_pct: { ttft: -20.1", "error_pct: { ttft: -0.1");
+    project.gate(
+        5,
+        &["1024-1024-c4.snap:9", "says an error of -0.1 % of ttft"],
+    );
     fs::write(project.path(&file), b"\xff\xfe").expect("written");
     project.gate(5, &["1024-1024-c4.snap", "UTF-8"]);
 }
@@ -726,16 +764,10 @@ fn all_tables_times_1_03_need_a_mechanism() {
     for file in project.ledger_files() {
         fs::remove_file(file).expect("removed");
     }
-    let record = [
-        "ledger",
-        "record",
-        "--reason",
-        "measured anew",
-        "--mechanism",
+    project.record_for(
         "another power limit: every kernel is slower by as much",
-        "--rows",
         "b200_sxm/*",
-    ];
-    project.says(&record, 0, &["-1.jsonl: "]);
+        &["-1.jsonl: "],
+    );
     project.gate(0, &["pass"]);
 }

@@ -178,6 +178,15 @@ fn summary(analysis: &Analysis) -> Vec<String> {
         counts(analysis),
         proofs(analysis),
     ];
+    let judges = &analysis.changed_judges;
+    if !judges.is_empty() {
+        let named: Vec<&str> = judges.iter().take(NAMED).map(String::as_str).collect();
+        lines.push(format!(
+            "changed, too, is what judges: {}{}; review it as such",
+            named.join(", "),
+            more(judges.len(), NAMED)
+        ));
+    }
     if analysis.left_out > 0 {
         let left_out = analysis.left_out;
         lines.push(format!(

@@ -5,12 +5,11 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::gate::{
-    Analysis, Blessing, COMPILER, CaseReport, Class, Finding, Kind, LedgerRow, Question, analyse,
-    compiler_file, error_pct, read_ledger, write_ledger, write_whole,
+    Analysis, Blessing, COMPILER, CaseReport, Class, Finding, Kind, LedgerRow, Question, RowNames,
+    analyse, compiler_file, error_pct, matches, read_ledger, write_ledger, write_whole,
 };
 
 use super::args::LedgerCommand;
-use super::pattern::matches;
 use super::run::Stop;
 use super::today;
 
@@ -29,6 +28,14 @@ pub fn run(root: &Path, command: LedgerCommand, out: &mut dyn Write) -> Result<u
         } => {
             if reason.trim().is_empty() {
                 return Err(Stop::Usage("the reason says nothing".to_owned()));
+            }
+            let names = RowNames::read(root, &base)?;
+            if let Some(row) = rows.iter().find(|row| !names.has(row)) {
+                let what = format!(
+                    "no row is called `{row}`, here or in the base; `stepgate predict CASE \
+                     --explain` names them"
+                );
+                return Err(Stop::Usage(what));
             }
             let date = today::today(given)?;
             let analysis = analyse(&Question {

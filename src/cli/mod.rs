@@ -12,7 +12,6 @@ mod gate_junit;
 mod gate_report;
 mod ledger;
 mod output;
-mod pattern;
 mod predict;
 mod progress;
 mod run;

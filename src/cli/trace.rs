@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::gate::matches;
 use crate::perfdb::HostRows;
 use crate::timing::{InputError, Scope};
 use crate::trace::{
@@ -11,7 +12,6 @@ use crate::trace::{
 };
 
 use super::output::write_file;
-use super::pattern::matches;
 use super::progress::Progress;
 use super::run::Stop;
 use super::text::{Table, bold};

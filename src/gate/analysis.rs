@@ -16,9 +16,10 @@ use super::checks::{
 use super::classify::{Class, Classified};
 use super::cores::on_every_core;
 use super::effects::Effects;
-use super::impact::{Prints, Tree, Wanted};
+use super::impact::{Prints, Tree, Wanted, changed_judges};
 use super::judge::{Job, JudgedCase, Work, base_points};
 use super::ledger::{LedgerRow, read_ledger};
+use super::named::RowNames;
 use super::open::open_regressions;
 use super::points::Points;
 use super::prove::{Held, prove_data};
@@ -160,6 +161,9 @@ pub struct Analysis {
     /// `None`: the base does not name its compiler.
     pub fingerprint_before: Option<String>,
     pub fingerprint_after: String,
+    /// Files that judge (the gate, the tests' harness, CI) and are not the base's: a verdict of
+    /// theirs is worth as much as they are.
+    pub changed_judges: Vec<String>,
     /// Cases that had to run.
     pub expected: usize,
     pub executed: usize,
@@ -271,6 +275,7 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
     proofs.failures = failures.iter().map(ToString::to_string).collect();
     findings.extend(each_once(&wanted, &judged));
     findings.extend(row_findings(&cases, &new_rows));
+    findings.extend(RowNames::of(question.root, &base)?.findings(&new_rows));
     findings.extend(shift_findings(&cases, &new_rows));
     findings.extend(expired(&tree, points, question.today));
     let shards = match question.results {
@@ -284,6 +289,7 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
     Ok(Analysis {
         base: base.rev().to_owned(),
         commit: base.commit().to_owned(),
+        changed_judges: changed_judges(question.root, &base),
         expected: wanted.len(),
         executed: judged.len(),
         untouched: tree

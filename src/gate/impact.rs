@@ -50,6 +50,33 @@ impl Prints {
     }
 }
 
+/// What judges a change and is no part of the fingerprint: the gate, the tests' harness and CI.
+const JUDGES: [&str; 8] = [
+    "src/gate",
+    "src/cli",
+    "src/main.rs",
+    "harness",
+    "ci",
+    ".config",
+    "build.rs",
+    "Cargo.toml",
+];
+
+/// Files that judge and are not the base's, in order.
+pub(super) fn changed_judges(root: &Path, base: &Base) -> Vec<String> {
+    let here = JUDGES
+        .iter()
+        .flat_map(|inner| WalkDir::new(root.join(inner)));
+    let here = here.filter_map(Result::ok).filter_map(|entry| {
+        let inner = entry.path().strip_prefix(root).ok()?;
+        let is_folder = entry.file_type().is_dir();
+        (!is_folder).then(|| inner.to_string_lossy().replace('\\', "/"))
+    });
+    let there = JUDGES.iter().flat_map(|inner| base.under(inner, ""));
+    let all: BTreeSet<String> = here.chain(there.map(str::to_owned)).collect();
+    all.into_iter().filter(|path| !base.holds(path)).collect()
+}
+
 /// The cases that run.
 pub(super) struct Wanted {
     pub cases: BTreeSet<String>,

@@ -15,8 +15,10 @@ mod golden;
 mod impact;
 mod judge;
 mod ledger;
+mod named;
 mod open;
 mod parsed;
+mod pattern;
 mod points;
 mod proof;
 mod prove;
@@ -41,7 +43,9 @@ pub use ledger::{
     BeforeStep, Blessing, EVIDENCE, LedgerFile, LedgerRow, WriteStep, read_ledger, write_ledger,
     write_whole,
 };
+pub use named::RowNames;
 pub use parsed::{Golden, GoldenCoverage, Judged};
+pub use pattern::matches;
 #[doc(hidden)]
 pub use points::Mutation;
 pub use points::{Points, Predicted, Verdict, bands_of};

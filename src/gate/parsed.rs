@@ -136,6 +136,42 @@ impl Golden {
                     return fault(key, format!("`{key}` holds no finite number"));
                 }
             }
+            self.check_errors(policy, block)?;
+        }
+        Ok(())
+    }
+
+    /// The errors that a block states are those of its times.
+    fn check_errors(
+        &self,
+        policy: Policy,
+        block: &serde_json::Map<String, Value>,
+    ) -> Result<(), (String, String)> {
+        let Some(stated_errors) = block.get("error_pct").and_then(Value::as_object) else {
+            return Ok(());
+        };
+        let line = |stated: &serde_json::Map<String, Value>| {
+            let pct = |name: &str| stated.get(name).and_then(Value::as_f64);
+            match (pct("ttft"), pct("tpot")) {
+                (Some(ttft), Some(tpot)) => {
+                    format!("error_pct: {{ ttft: {ttft:+.1}, tpot: {tpot:+.1} }}")
+                }
+                _ => "error_pct".to_owned(),
+            }
+        };
+        for (name, metric) in [("ttft", Judged::Ttft), ("tpot", Judged::Tpot)] {
+            let Some(stated) = stated_errors.get(name) else {
+                continue;
+            };
+            let is = self.ms(policy, metric).zip(self.silicon_ms(metric));
+            let is = is.map(|(ms, silicon_ms)| golden::error_pct(ms, silicon_ms));
+            // Of one decimal.
+            let close = |is: f64| stated.as_f64().is_some_and(|pct| (pct - is).abs() < 0.06);
+            if !is.is_some_and(close) {
+                let is = is.map_or("none".to_owned(), |is| format!("{is:+.1}"));
+                let what = format!("says an error of {stated} % of {name}, its times give {is}");
+                return Err((line(stated_errors), what));
+            }
         }
         Ok(())
     }
@@ -289,6 +325,22 @@ mod tests {
         let coverage = golden.coverage(Policy::Estimate);
         assert!(coverage.missing.contains("egress"));
         assert!(coverage.gpu["norm"].contains("roofline"));
+    }
+
+    #[test]
+    fn a_stated_error_is_that_of_the_times() {
+        let with = |pct: &str| {
+            let errors = format!("  error_pct: {{ {pct} }}\n  tpot_ms");
+            read(&BODY.replacen("  tpot_ms", &errors, 1))
+        };
+        with("ttft: -20.3, tpot: -3.6").expect("38.5 of 48.3 and 2.7 of 2.8");
+        let error = with("ttft: -2.3, tpot: -3.6").expect_err("of other times");
+        let error = error.to_string();
+        assert!(error.contains("a.snap:8"), "{error}");
+        let what = "says an error of -2.3 % of ttft, its times give -20.3";
+        assert!(error.contains(what), "{error}");
+        let error = with("ttft: -20.3, tpot: +3.6").expect_err("of other times");
+        assert!(error.to_string().contains("of tpot"), "{error}");
     }
 
     #[test]

@@ -183,6 +183,22 @@ impl Project {
         )
     }
 
+    /// Records a move of many points by its mechanism and rows.
+    #[track_caller]
+    pub fn record_for(&self, mechanism: &str, rows: &str, parts: &[&str]) {
+        let record = [
+            "ledger",
+            "record",
+            "--reason",
+            "measured anew",
+            "--mechanism",
+            mechanism,
+            "--rows",
+            rows,
+        ];
+        self.says(&record, 0, parts);
+    }
+
     /// The JSON report of a gate that ends with `code`.
     #[track_caller]
     pub fn json(&self, code: i32) -> Value {
