@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::model::{Deployment, ModelConfig, Module, Op, OpIndex, Plan, RankLoad, Units};
-use crate::perfdb::{
-    Database, HostKey, HostTime, LookupId, OpId, OpKey, Pricer, Quantity, Refusal, kernel_shape,
-};
+use crate::perfdb::{Database, LookupId, OpId, Pricer, Quantity, Refusal};
 use crate::timing::{
     Boundary, Coverage, Execution, HostClass, HostMode, InputError, NumberMap, Origin, Policy,
     Provenance, Rows,
@@ -16,6 +14,7 @@ use super::fast::{Course, Segments, Walk};
 use super::fault::Fault;
 use super::lanes::{self, LaneStart, OpRun, PathStart, StepTimes};
 use super::path::{Part, PathTerm, Paths, TermRange};
+use super::resolve::Sought;
 
 /// How steps are composed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +65,6 @@ pub(super) struct PricedStep<'a> {
     pub launches: u32,
 }
 
-/// Host boundaries of a step, in their order on the host.
-const HOST_BOUNDARIES: [Boundary; 4] = [
-    Boundary::HostPrepare,
-    Boundary::GraphLaunch,
-    Boundary::HostDispatch,
-    Boundary::HostFinish,
-];
-
 const NOT_RUN: LookupId = LookupId(u32::MAX);
 
 impl PricedStep<'_> {
@@ -115,22 +106,22 @@ impl PricedStep<'_> {
 #[derive(Debug, Clone)]
 pub struct Composer {
     pub(super) plan: Plan,
-    pricer: Pricer,
+    pub(super) pricer: Pricer,
     /// Each op by mode of the step: decode attention may have rows of a known mode.
     pub(super) op_ids: [Vec<OpId>; HostMode::COUNT],
     /// How often each op stands in the sequence.
-    occurrences: Vec<f64>,
+    pub(super) occurrences: Vec<f64>,
     segments: Segments,
     /// Load that each lane works on.
-    lane_load: Vec<usize>,
+    pub(super) lane_load: Vec<usize>,
     /// Host costs per mode and lane.
     pub(super) host: [Vec<HostCosts>; HostMode::COUNT],
     pub(super) request: RequestTimes,
-    host_class: HostClass,
+    pub(super) host_class: HostClass,
     /// The same for eager steps without prompts.
-    decode_class: HostClass,
-    gaps: BTreeSet<Gap>,
-    derived: BTreeMap<String, String>,
+    pub(super) decode_class: HostClass,
+    pub(super) gaps: BTreeSet<Gap>,
+    pub(super) derived: BTreeMap<String, String>,
     method: Method,
     /// Steps by segments come with the paths to their ends.
     keeps_paths: bool,
@@ -188,8 +179,8 @@ pub struct LaneEnd {
 }
 
 impl Composer {
-    /// Resolves what `deployment` needs, under prompts of up to `isl` tokens. The inner error is an expected refusal: a GPU op that no
-    /// row anchors.
+    /// Resolves what `deployment` needs, under prompts of up to `isl` tokens. The inner error is an
+    /// expected refusal: a GPU op that no row anchors.
     pub fn new(
         database: &Database,
         models: &Path,
@@ -242,228 +233,21 @@ impl Composer {
             op_ids: std::array::from_fn(|_| op_ids.clone()),
             occurrences,
         };
-        composer.resolve_kernels(database, deployment, policy)?;
-        composer.resolve_host(database, models, deployment, isl, policy)?;
+        let sought = Sought {
+            database,
+            models,
+            deployment,
+            isl,
+            policy,
+        };
+        composer.resolve_kernels(&sought)?;
+        composer.resolve_host(&sought)?;
         composer.segments = Segments::new(&composer.plan, composer.lane_load.len());
         Ok(Ok(composer))
     }
 
-    /// Puts kernel rows of a known execution mode before those of the tables.
-    fn resolve_kernels(
-        &mut self,
-        database: &Database,
-        deployment: &Deployment,
-        policy: Policy,
-    ) -> Result<(), InputError> {
-        let key = host_key(deployment, 0, Boundary::GpuKernel, None);
-        for row in database.host().kernels(&key, policy) {
-            let unknown = |what: String| {
-                let help = "name an op of decode attention as `stepgate predict --explain` does, \
-                            and the number of its layers";
-                InputError::new(format!("host row {}", row.id), what, help)
-            };
-            let at = self.plan.ops.iter().position(|op| {
-                op.name == row.module && matches!(op.key, OpKey::GenerationAttention(_))
-            });
-            let (Some(at), Some(shape)) = (at, kernel_shape(&row)) else {
-                return Err(unknown(format!("`{}` is no such op", row.module)));
-            };
-            let [_, _, layers] = shape;
-            if layers != self.occurrences[at] {
-                let there = self.occurrences[at];
-                return Err(unknown(format!("sums over {layers} layers of {there}")));
-            }
-            let op = &self.plan.ops[at];
-            let id = self.pricer.resolve_measured(&op.name, &op.key, &row, shape);
-            for mode in HostMode::ALL {
-                let (execution, prompts) = mode.attention();
-                if row.execution.serves_host(execution) && (prompts || row.covers_decode()) {
-                    self.op_ids[mode as usize][at] = id;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn resolve_host(
-        &mut self,
-        database: &Database,
-        models: &Path,
-        deployment: &Deployment,
-        isl: u32,
-        policy: Policy,
-    ) -> Result<(), InputError> {
-        let find = |boundary, execution| {
-            let key = host_key(deployment, isl, boundary, execution);
-            database.host().find(&key, policy)
-        };
-        let dispatch = find(Boundary::HostDispatch, Some(Execution::Eager));
-        if let Some(found) = &dispatch {
-            self.host_class = found.class;
-        }
-        self.decode_class = self.host_class;
-        let topology = deployment.parallel;
-        let entries = HostMode::WHOLE
-            .into_iter()
-            .flat_map(|mode| HOST_BOUNDARIES.map(|boundary| find(boundary, Some(mode.execution()))))
-            .flatten()
-            .map(|found| found.per_rank.len())
-            .max()
-            .unwrap_or(1);
-        // Ranks that do the same work from the same rows share a lane.
-        self.lane_load = if topology.dp > 1 {
-            (0..topology.dp as usize).collect()
-        } else {
-            vec![0; entries.min(topology.ranks() as usize)]
-        };
-        for mode in HostMode::WHOLE {
-            let mut covered: BTreeSet<Boundary> = BTreeSet::new();
-            let mut lane_costs = vec![HostCosts::default(); self.lane_load.len()];
-            for boundary in HOST_BOUNDARIES {
-                let applies = match boundary {
-                    Boundary::GraphLaunch => {
-                        !matches!(mode, HostMode::Eager | HostMode::EagerDecode)
-                    }
-                    Boundary::HostDispatch => mode != HostMode::FullGraph,
-                    _ => true,
-                };
-                // What lies inside another row's time is not added to it.
-                if !applies || covered.contains(&boundary) {
-                    continue;
-                }
-                let mut found = find(boundary, Some(mode.execution()));
-                let rows = found
-                    .iter()
-                    .flat_map(|found| found.per_rank.iter().flatten());
-                let of_other_steps =
-                    mode == HostMode::EagerDecode && !rows.clone().all(|row| row.covers_decode());
-                if of_other_steps {
-                    let ids: Vec<&str> = rows.map(|row| row.id.as_str()).collect();
-                    let rule = format!("{} of steps with prompts", ids.join(" + "));
-                    found = found.filter(|_| policy == Policy::Estimate);
-                    if let Some(found) = &mut found {
-                        found.rule = Some(match &found.rule {
-                            Some(known) => format!("{known}, of steps with prompts"),
-                            None => rule,
-                        });
-                    }
-                    self.decode_class = match policy {
-                        Policy::Strict => HostClass::Missing,
-                        Policy::Estimate => HostClass::Derived,
-                    };
-                }
-                let Some(found) = found else {
-                    self.gaps.insert(Gap {
-                        boundary,
-                        mode: Some(mode.name()),
-                    });
-                    continue;
-                };
-                for row in found.per_rank.iter().flatten() {
-                    covered.extend(row.includes.iter().copied());
-                }
-                let mut ratio = match boundary {
-                    Boundary::HostDispatch => launch_ratio(&found, &self.plan, models, deployment)?,
-                    _ => 1.0,
-                };
-                if of_other_steps && boundary == Boundary::HostDispatch {
-                    let launches = |load| f64::from(self.plan.launches(load));
-                    ratio *= launches(&generation()) / launches(&mixed());
-                }
-                self.note_derived(boundary, Some(mode.name()), &found, ratio);
-                for (lane, costs) in lane_costs.iter_mut().enumerate() {
-                    let entry = &found.per_rank[lane.min(found.per_rank.len() - 1)];
-                    let lookup = Some(self.pricer.host(entry, ratio));
-                    match boundary {
-                        Boundary::HostPrepare => costs.prepare = lookup,
-                        Boundary::GraphLaunch => costs.launch = lookup,
-                        Boundary::HostDispatch => costs.dispatch = lookup,
-                        _ => costs.finish = lookup,
-                    }
-                }
-            }
-            self.gaps
-                .retain(|gap| gap.mode != Some(mode.name()) || !covered.contains(&gap.boundary));
-            self.host[mode as usize] = lane_costs;
-        }
-        self.split_costs();
-        let mut request = |boundary| {
-            let found = find(boundary, None);
-            match &found {
-                Some(found) => {
-                    self.note_derived(boundary, None, found, 1.0);
-                    Some(self.pricer.host(&found.per_rank[0], 1.0))
-                }
-                None => {
-                    self.gaps.insert(Gap {
-                        boundary,
-                        mode: None,
-                    });
-                    None
-                }
-            }
-        };
-        self.request = RequestTimes {
-            client_transport: request(Boundary::ClientTransport),
-            ingress: request(Boundary::Ingress),
-            egress: request(Boundary::Egress),
-        };
-        self.reprice_host();
-        Ok(())
-    }
-
-    /// A split step prepares and ends once, like an eager one: it launches the graph of its
-    /// generation part, then submits its context part.
-    fn split_costs(&mut self) {
-        let lanes = self.lane_load.len();
-        let eager = &self.host[HostMode::Eager as usize];
-        let graph = &self.host[HostMode::FullGraph as usize];
-        let decode = (0..lanes).map(|lane| HostCosts {
-            prepare: eager[lane].prepare,
-            launch: graph[lane].launch,
-            ..HostCosts::default()
-        });
-        let decode = decode.collect();
-        let context = (0..lanes).map(|lane| HostCosts {
-            dispatch: eager[lane].dispatch,
-            finish: eager[lane].finish,
-            ..HostCosts::default()
-        });
-        let launched = graph.iter().all(|costs| costs.launch.is_some());
-        self.host[HostMode::SplitContext as usize] = context.collect();
-        self.host[HostMode::SplitDecode as usize] = decode;
-        // A graph's row may hold its launch inside another time, which a split step does not take.
-        if !launched {
-            self.gaps.insert(Gap {
-                boundary: Boundary::GraphLaunch,
-                mode: Some(HostMode::SplitDecode.name()),
-            });
-        }
-    }
-
-    fn note_derived(
-        &mut self,
-        boundary: Boundary,
-        mode: Option<&'static str>,
-        found: &HostTime,
-        ratio: f64,
-    ) {
-        if let Some(rule) = &found.rule {
-            let name = match mode {
-                Some(mode) => format!("{boundary} ({mode})"),
-                None => boundary.to_string(),
-            };
-            let scaled = if ratio == 1.0 {
-                rule.clone()
-            } else {
-                format!("{rule}, by launch counts")
-            };
-            self.derived.insert(name, scaled);
-        }
-    }
-
     /// Host costs in milliseconds from their lookups.
-    fn reprice_host(&mut self) {
+    pub(super) fn reprice_host(&mut self) {
         let pricer = &self.pricer;
         let ms = |lookup: Option<LookupId>| lookup.map_or(0.0, |lookup| pricer.ms(lookup));
         for costs in self.host.iter_mut().flatten() {
@@ -872,25 +656,6 @@ impl Composer {
     }
 }
 
-fn host_key(
-    deployment: &Deployment,
-    isl: u32,
-    boundary: Boundary,
-    execution: Option<Execution>,
-) -> HostKey<'_> {
-    HostKey {
-        boundary,
-        execution,
-        runtime: deployment.backend.name.as_str(),
-        version: &deployment.backend.version,
-        system: &deployment.system,
-        model: &deployment.model,
-        topology: deployment.parallel,
-        cpu: deployment.host_cpu.as_deref(),
-        isl,
-    }
-}
-
 /// Padded batch of a step in which every rank group decodes as many.
 fn decode_batch(loads: &[RankLoad]) -> Option<u32> {
     let batch = loads[0].padded;
@@ -949,42 +714,4 @@ fn price_op(
 
 fn most(loads: &[RankLoad], of: impl Fn(&RankLoad) -> u32) -> u32 {
     loads.iter().map(of).max().unwrap_or(0)
-}
-
-/// Launches of the deployment's mixed step over those of the step a host row was measured on.
-fn launch_ratio(
-    found: &HostTime,
-    plan: &Plan,
-    models: &Path,
-    deployment: &Deployment,
-) -> Result<f64, InputError> {
-    let Some(scope) = found.per_rank[0][0].scope.as_ref() else {
-        return Ok(1.0);
-    };
-    if scope.topology == deployment.parallel && scope.model == deployment.model {
-        return Ok(1.0);
-    }
-    let mut measured = deployment.clone();
-    measured.parallel = scope.topology;
-    let config = ModelConfig::load(models, &scope.model)?;
-    let measured = Plan::new(&config, &measured);
-    Ok(f64::from(plan.launches(&mixed())) / f64::from(measured.launches(&mixed())))
-}
-
-/// A step of one prompt and one generation request: which ops run, not how large they are.
-fn mixed() -> RankLoad {
-    RankLoad {
-        prompts: vec![1],
-        ..generation()
-    }
-}
-
-/// A step of one generation request.
-fn generation() -> RankLoad {
-    RankLoad {
-        generation: 1,
-        padded: 1,
-        kv_sum: 1,
-        ..RankLoad::default()
-    }
 }

@@ -6,6 +6,7 @@ mod fast;
 mod fault;
 mod lanes;
 mod path;
+mod resolve;
 
 pub use composer::{Composer, Gap, Method, RequestTimes};
 pub use explicit::{After, Deadlock, Ran, Schedule, WorkId};
