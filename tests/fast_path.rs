@@ -44,7 +44,7 @@ fn same(reference: &Prediction, fast: &Prediction) -> Result<(), String> {
         return Err("the number of iterations".to_owned());
     }
     for (index, (a, b)) in slow.iterations.iter().zip(&quick.iterations).enumerate() {
-        if (&a.fetched, &a.held, &a.step) != (&b.fetched, &b.held, &b.step) {
+        if !a.decides_as(b) {
             return Err(format!("decisions of iteration {index}"));
         }
         near(

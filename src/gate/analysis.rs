@@ -309,6 +309,7 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
         new_rows: new_rows.into_iter().cloned().collect(),
     })
 }
+
 pub(super) fn found(kind: Kind, what: impl ToString) -> Finding {
     Finding {
         kind,
@@ -316,6 +317,7 @@ pub(super) fn found(kind: Kind, what: impl ToString) -> Finding {
         what: what.to_string(),
     }
 }
+
 /// Every case that had to run did, once.
 fn each_once(wanted: &BTreeSet<String>, judged: &[JudgedCase]) -> Vec<Finding> {
     let mut runs: BTreeMap<&str, usize> = BTreeMap::new();
@@ -329,6 +331,7 @@ fn each_once(wanted: &BTreeSet<String>, judged: &[JudgedCase]) -> Vec<Finding> {
         .map(|name| found(Kind::Unrecorded, format!("{name} was not run exactly once")))
         .collect()
 }
+
 fn counts(cases: &[CaseReport]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     let mut count = |class: Class| *counts.entry(class.name().to_owned()).or_insert(0) += 1;
@@ -340,6 +343,7 @@ fn counts(cases: &[CaseReport]) -> BTreeMap<String, usize> {
     }
     counts
 }
+
 /// The file that names the compiler, below a project folder.
 pub fn compiler_file(root: &Path) -> PathBuf {
     root.join(COMPILER_FILE)

@@ -14,7 +14,7 @@ use super::analysis::{CaseReport, EvidenceReport, Finding, Kind, MetricReport, f
 use super::band::Bands;
 use super::base::Base;
 use super::classify::{Classified, classify};
-use super::effects::Effects;
+use super::effects::{Effects, Pair};
 use super::fingerprint::DATA;
 use super::golden::render;
 use super::impact::Tree;
@@ -214,14 +214,18 @@ impl Work<'_> {
         };
         let read = |one: &Predicted| Golden::of_text(&render(one), Path::new("the base's data"));
         let on_base_golden = on_base.as_ref().map(read).transpose()?;
+        let pairs = Policy::ALL.map(|policy| {
+            let needed = |one: &Classified| one.policy == policy && moved(one);
+            let on_base = on_base.as_ref().filter(|_| classified.iter().any(needed))?;
+            match (outcome(on_base, policy)?, outcome(predicted, policy)?) {
+                (Outcome::Predicted(old), Outcome::Predicted(new)) => Some(Pair::new(old, new)),
+                _ => None,
+            }
+        });
         let report = |classified: Classified| {
             let effects = moved(&classified).then(|| {
-                self.effects(
-                    &classified,
-                    predicted,
-                    on_base.as_ref(),
-                    on_base_golden.as_ref(),
-                )
+                let pair = pairs[classified.policy as usize].as_ref();
+                self.effects(&classified, on_base_golden.as_ref(), pair)
             });
             MetricReport {
                 effects: effects.flatten(),
@@ -235,9 +239,8 @@ impl Work<'_> {
     fn effects(
         &self,
         classified: &Classified,
-        fresh: &Predicted,
-        on_base: Option<&Predicted>,
-        on_base_golden: Option<&Golden>,
+        on_base: Option<&Golden>,
+        pair: Option<&Pair<'_>>,
     ) -> Option<Effects> {
         let (policy, metric) = (classified.policy, classified.metric);
         let before_ms = classified.change.before_ms?;
@@ -245,19 +248,16 @@ impl Work<'_> {
         if self.same_data {
             return Some(Effects::of(before_ms, after_ms, after_ms));
         }
-        let on_base_ms = on_base_golden?.ms(policy, metric)?;
-        let effects = Effects::of(before_ms, on_base_ms, after_ms);
-        match (outcome(on_base?, policy), outcome(fresh, policy)) {
-            (Some(Outcome::Predicted(old)), Some(Outcome::Predicted(new))) => {
-                Some(effects.with_rows(metric, old, new))
-            }
+        let effects = Effects::of(before_ms, on_base?.ms(policy, metric)?, after_ms);
+        Some(match pair {
+            Some(pair) => effects.with_rows(metric, pair),
             // Ops and steps have no scheduler: what the code did not do, the rows did.
-            _ => Some(Effects {
+            None => Effects {
                 row_ms: effects.schedule_ms,
                 schedule_ms: 0.0,
                 ..effects
-            }),
-        }
+            },
+        })
     }
 }
 

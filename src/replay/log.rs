@@ -38,6 +38,16 @@ pub struct RankRecord {
     pub kv_sum: u64,
 }
 
+impl RankRecord {
+    fn same(&self, other: &Self) -> bool {
+        self.generation == other.generation
+            && self.padded == other.padded
+            && self.kv_sum == other.kv_sum
+            && self.context.iter().eq(&other.context)
+            && self.chunks.iter().eq(&other.chunks)
+    }
+}
+
 /// One per rank group. Most logs are of one, and as long as their steps: it lies in place.
 pub type RankRecords = SmallVec<[RankRecord; 1]>;
 
@@ -75,6 +85,24 @@ impl IterationRecord {
         let of = |(execution, _): &(Execution, RankRecords)| execution.host_mode(prompts);
         let graph = self.decode_graph.map(|_| HostMode::SplitDecode);
         self.step.as_ref().map(of).into_iter().chain(graph)
+    }
+
+    /// Whether the scheduler decided the same, at whatever time.
+    pub fn decides_as(&self, other: &Self) -> bool {
+        // Element by element: most lists are empty, and comparing no memory is not free.
+        self.held == other.held
+            && self.decode_graph == other.decode_graph
+            && self.fetched.iter().eq(&other.fetched)
+            && self.paused.iter().eq(&other.paused)
+            && match (&self.step, &other.step) {
+                (Some((old, old_ranks)), Some((new, new_ranks))) => {
+                    old == new
+                        && old_ranks.len() == new_ranks.len()
+                        && old_ranks.iter().zip(new_ranks).all(|(a, b)| a.same(b))
+                }
+                (None, None) => true,
+                _ => false,
+            }
     }
 
     pub fn kind(&self) -> Option<StepKind> {
@@ -166,4 +194,65 @@ impl Iterations {
 pub struct StepLog {
     pub iterations: Vec<IterationRecord>,
     pub requests: Vec<RequestRecord>,
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    #[test]
+    fn iterations_decide_alike_whenever_they_start_and_in_nothing_else() {
+        let rank = RankRecord {
+            context: vec![1],
+            chunks: vec![(0, 8)],
+            generation: 2,
+            padded: 4,
+            kv_sum: 30,
+        };
+        let one = IterationRecord {
+            start_ms: 1.0,
+            fetched: vec![1, 2],
+            held: Some((Part::QueueCapacity, 1)),
+            paused: vec![3],
+            step: Some((Execution::Eager, smallvec![rank.clone(), rank])),
+            decode_graph: Some(4),
+        };
+        let with = |change: fn(&mut IterationRecord)| {
+            let mut other = one.clone();
+            change(&mut other);
+            other.decides_as(&one) && one.decides_as(&other)
+        };
+        let ranks = |one: &mut IterationRecord, change: fn(&mut RankRecords)| {
+            change(&mut one.step.as_mut().expect("a step").1);
+        };
+        assert!(with(|other| other.start_ms = 2.0));
+        let changes: [fn(&mut IterationRecord); 8] = [
+            |other| other.fetched = vec![2, 1],
+            |other| other.fetched.truncate(1),
+            |other| other.held = Some((Part::QueueCapacity, 2)),
+            |other| other.paused.clear(),
+            |other| other.decode_graph = None,
+            |other| other.step = None,
+            |other| other.step.as_mut().expect("a step").0 = Execution::Unknown,
+            |other| other.step.as_mut().expect("a step").1.truncate(1),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            assert!(!with(change), "change {at}");
+        }
+        let of_rank: [fn(&mut RankRecords); 6] = [
+            |ranks| ranks[1].context[0] = 4,
+            |ranks| ranks[1].context.push(4),
+            |ranks| ranks[1].chunks[0].1 = 7,
+            |ranks| ranks[1].generation = 1,
+            |ranks| ranks[1].padded = 8,
+            |ranks| ranks[1].kv_sum = 31,
+        ];
+        for (at, change) in of_rank.into_iter().enumerate() {
+            let mut other = one.clone();
+            ranks(&mut other, change);
+            assert!(!other.decides_as(&one), "change {at} of a rank");
+        }
+    }
 }
