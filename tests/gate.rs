@@ -409,19 +409,102 @@ fn a_golden_that_is_not_reproduced_keeps_the_gate_shut() {
         1,
         &["the golden is not reproduced: strict.ttft_ms.mean says"],
     );
-    // Within the band it is no change.
+    // By hand not even within the band: the next band would be about another number.
     project.edit(&file, &to, &from);
     let (file, from, to) = shifted(&project, CASE, "ttft_ms", 0.01);
     project.edit(&file, &from, &to);
-    project.gate(0, &["1 cases expected, 1 executed"]);
+    let says = [
+        "1 cases expected, 1 executed",
+        "the golden is not reproduced: strict.ttft_ms.mean says",
+        "reblessed of strict ttft is not recorded",
+    ];
+    project.gate(1, &says);
+    project.edit(&file, &to, &from);
+    project.edit(&file, "p50: 35.6147", "p50: 35.6148");
+    project.gate(
+        1,
+        &["strict.ttft_ms.p50 says 35.6148, predicted is 35.6147"],
+    );
 }
 
 #[test]
 fn a_change_inside_the_band_is_tolerated_and_counted() {
     let project = Project::new();
     let (file, from, to) = shifted(&project, CASE, "ttft_ms", 0.01);
-    project.commit_with(&[(&file, &from, &to), OTHER_CODE]);
+    project.edit(&file, &from, &to);
+    project.commit_with(&[OTHER_CODE]);
     project.gate(0, &["1 tolerated"]);
+    project.record(0, &["nothing to record"]);
+}
+
+#[test]
+fn a_golden_taken_anew_inside_its_band_is_recorded() {
+    let project = Project::new();
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 0.01);
+    project.commit_with(&[(&file, &from, &to)]);
+    let says = [
+        "1 reblessed, 3 same",
+        "reblessed of strict ttft is not recorded in the ledger",
+    ];
+    project.gate(1, &says);
+    project.record(0, &["reblessed", "38.6047 -> 38.5947 ms", "code -0.0100"]);
+    project.gate(0, &["recorded: yes"]);
+    project.commit();
+    project.gate(0, &["none judged"]);
+}
+
+#[cfg(unix)]
+#[rstest]
+#[case::golden(&golden(CASE), 1, "a case without a golden")]
+#[case::case(&format!("cases/{CASE}.yaml"), 5, "not a case")]
+#[case::ledger("goldens/ledger/2027-01-31-1.jsonl", 5, "no folder, link or pipe")]
+#[case::host("data/host/pipe.yaml", 5, "pipe.yaml: cannot read the host rows")]
+#[case::tables(
+    "data/systems/pipe",
+    5,
+    "data/systems/pipe is neither a file nor a folder"
+)]
+#[case::code(
+    "src/compose/pipe",
+    5,
+    "src/compose/pipe is neither a file nor a folder"
+)]
+fn a_pipe_in_place_of_a_file_is_not_waited_for(
+    #[case] inner: &str,
+    #[case] code: i32,
+    #[case] says: &str,
+) {
+    let project = Project::new();
+    let place = project.path(inner);
+    fs::create_dir_all(place.parent().expect("a folder")).expect("made");
+    let _ = fs::remove_file(&place);
+    let made = std::process::Command::new("mkfifo").arg(&place).status();
+    assert!(made.expect("mkfifo runs").success());
+    project.gate(code, &[says]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_ledger_file_that_is_a_link_is_refused() {
+    let project = Project::new();
+    let elsewhere = project.path("elsewhere");
+    fs::write(&elsewhere, "").expect("written");
+    let place = project.path("goldens/ledger/2027-01-31-1.jsonl");
+    fs::create_dir_all(place.parent().expect("a folder")).expect("made");
+    std::os::unix::fs::symlink(elsewhere, place).expect("linked");
+    project.gate(5, &["2027-01-31-1.jsonl", "no folder, link or pipe"]);
+}
+
+#[test]
+fn a_case_of_another_measured_run_is_named() {
+    let project = Project::new();
+    project.edit(&format!("cases/{CASE}.yaml"), "point: 28", "point: 29");
+    let says = [
+        "changed, too, is which measured run a case is of: gpt-oss",
+        "point 28, inferencex 26016885799 of 2026-05-18 -> point 29, inferencex",
+        "4 same",
+    ];
+    project.gate(0, &says);
 }
 
 #[test]

@@ -411,6 +411,25 @@ fn lose_a_golden() {
     assert_listed("lose a golden", 1, "1", "pairs of case and golden");
 }
 
+#[test]
+fn nudge_a_golden_inside_its_band() {
+    let project = small_project();
+    project.edit(&golden(EAGER), "mean: 52.9994", "mean: 53.0000");
+    let unlike = format!(
+        "{EAGER}: the golden is not reproduced: strict.ttft_ms.mean says 53, predicted is 52.9994"
+    );
+    let named = format!("{EAGER}: reblessed of strict ttft is not recorded");
+    project.gate(1, &[&unlike, &named]);
+    project.says(&RECORD, 1, &[&unlike, "nothing is recorded"]);
+    project.gate(1, &[&unlike, &named]);
+    assert_listed(
+        "nudge a golden inside its band",
+        1,
+        "1",
+        "golden as predicted, class `reblessed`",
+    );
+}
+
 const SILICON: (&str, &str) = ("ttft_ms: 48.3129", "ttft_ms: 40.0");
 
 #[test]

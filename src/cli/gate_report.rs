@@ -187,6 +187,18 @@ fn summary(analysis: &Analysis) -> Vec<String> {
             more(judges.len(), NAMED)
         ));
     }
+    let renamed = |case: &CaseReport| {
+        let (before, now) = case.renamed.as_ref()?;
+        Some(format!("{}: {before} -> {now}", case.case))
+    };
+    let renamed: Vec<String> = analysis.cases.iter().filter_map(renamed).collect();
+    if !renamed.is_empty() {
+        lines.push(format!(
+            "changed, too, is which measured run a case is of: {}{}; review it as such",
+            renamed[..renamed.len().min(NAMED)].join("; "),
+            more(renamed.len(), NAMED)
+        ));
+    }
     if analysis.left_out > 0 {
         let left_out = analysis.left_out;
         lines.push(format!(
@@ -242,7 +254,7 @@ pub fn terminal(analysis: &Analysis) -> String {
     }
     let outside = outside(analysis);
     if !outside.is_empty() {
-        let _ = writeln!(text, "\noutside the band:");
+        let _ = writeln!(text, "\noutside the band, or blessed anew:");
         for shown in outside.iter().take(LISTED) {
             let [case, policy, metric, class, ms, error, effects, recorded] = &shown.cells()[..]
             else {
@@ -343,7 +355,7 @@ pub fn markdown(analysis: &Analysis) -> String {
     }
     let outside = outside(analysis);
     if !outside.is_empty() {
-        let _ = writeln!(text, "\n### Outside the band\n");
+        let _ = writeln!(text, "\n### Outside the band, or blessed anew\n");
         let _ = writeln!(text, "| {} | details |", HEAD.join(" | "));
         let _ = writeln!(text, "|{}", "---|".repeat(HEAD.len() + 1));
         for shown in outside.iter().take(LISTED) {

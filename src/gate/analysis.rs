@@ -129,6 +129,8 @@ pub struct CaseReport {
     pub group: String,
     pub metrics: Vec<MetricReport>,
     pub evidence: Vec<EvidenceReport>,
+    /// The measured run that the case is of, where it was another in the base: before and now.
+    pub renamed: Option<(String, String)>,
     /// Why the working tree's golden is not what the prediction says.
     pub not_reproduced: Option<String>,
 }

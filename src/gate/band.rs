@@ -62,6 +62,17 @@ impl Default for Bands {
 }
 
 impl Bands {
+    /// No number may move.
+    pub const EXACT: Self = {
+        let exact = Band { abs: 0.0, rel: 0.0 };
+        Self {
+            ttft_mean: exact,
+            tpot_mean: exact,
+            ttft_rest: exact,
+            tpot_rest: exact,
+        }
+    };
+
     /// The default bands, widened by a case's own tolerance.
     pub fn of_case(tolerance: Option<&Tolerance>) -> Self {
         let mut bands = Self::default();

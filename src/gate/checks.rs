@@ -162,6 +162,7 @@ fn covers(
     let holds = linked && agree(before, first.before_ms) && agree(last.after_ms, after);
     holds.then(|| last.reason.clone())
 }
+
 pub(super) fn base_ledger(base: &Base) -> Result<Vec<LedgerFile>, InputError> {
     let paths: Vec<String> = base.under(LEDGER, ".jsonl").map(str::to_owned).collect();
     let mut files = Vec::new();
@@ -201,6 +202,7 @@ pub(super) fn new_rows<'a>(before: &[LedgerFile], now: &'a [LedgerFile]) -> Vec<
         })
         .collect()
 }
+
 /// Groups whose moves agree, without rows that name the mechanism.
 pub(super) fn shift_findings(cases: &[CaseReport], rows: &[&LedgerRow]) -> Vec<Finding> {
     let mut groups: BTreeMap<(&str, Policy, Judged), Vec<Move>> = BTreeMap::new();
@@ -252,6 +254,7 @@ pub(super) fn shift_findings(cases: &[CaseReport], rows: &[&LedgerRow]) -> Vec<F
     }
     findings
 }
+
 /// Tolerances past their date.
 pub(super) fn expired(tree: &Tree, points: &Points, today: Date) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -29,6 +29,8 @@ pub enum Class {
     CoverageGained,
     /// Refused before, predicted now.
     Restored,
+    /// Inside the band, with a golden taken anew: unrecorded, its band would wander.
+    Reblessed,
     New,
     Removed,
     /// Inside the band, with another value.
@@ -37,7 +39,7 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Refused,
         Self::CoverageLost,
         Self::Regression,
@@ -46,6 +48,7 @@ impl Class {
         Self::Improvement,
         Self::CoverageGained,
         Self::Restored,
+        Self::Reblessed,
         Self::New,
         Self::Removed,
         Self::Tolerated,
@@ -62,6 +65,7 @@ impl Class {
             Self::Improvement => "improvement",
             Self::CoverageGained => "coverage_gained",
             Self::Restored => "restored",
+            Self::Reblessed => "reblessed",
             Self::New => "new",
             Self::Removed => "removed",
             Self::Tolerated => "tolerated",
@@ -142,6 +146,19 @@ pub fn classify(before: Option<&Golden>, after: Option<&Golden>, bands: &Bands) 
         }
     }
     found
+}
+
+/// Marks metrics inside their band whose golden is not the base's any more.
+pub fn mark_reblessed(classified: &mut [Classified], before: &Golden, golden: &Golden) {
+    let differ = before.compare(golden, &Bands::EXACT).breaches;
+    for one in classified {
+        let (policy, metric) = (one.policy, one.metric);
+        let class = &mut one.change.class;
+        let is_of = |breach: &Breach| of_metric(breach, policy, metric).is_some();
+        if matches!(class, Class::Tolerated | Class::Same) && differ.iter().any(is_of) {
+            *class = Class::Reblessed;
+        }
+    }
 }
 
 fn change(

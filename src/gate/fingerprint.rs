@@ -37,9 +37,14 @@ impl Files {
         if !place.exists() {
             return Ok(());
         }
-        if !place.is_dir() {
+        if place.is_file() {
             self.add(inner, &fs::read(&place)?);
             return Ok(());
+        }
+        if !place.is_dir() {
+            // Reading a pipe would wait for a writer.
+            let what = format!("{inner} is neither a file nor a folder");
+            return Err(io::Error::other(what));
         }
         for entry in fs::read_dir(&place)? {
             let name = entry?.file_name();

@@ -13,7 +13,7 @@ use crate::timing::{InputError, Policy, read_text};
 use super::analysis::{CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
 use super::band::Bands;
 use super::base::Base;
-use super::classify::{Classified, classify};
+use super::classify::{Classified, classify, mark_reblessed};
 use super::effects::{Effects, Pair};
 use super::fingerprint::DATA;
 use super::golden::render;
@@ -53,12 +53,20 @@ pub(super) fn base_points(base: &Base, differs: bool) -> Result<OnBase, InputErr
     }))
 }
 
+/// What the base has of a case.
+struct Before {
+    golden: Golden,
+    /// A band that this change widens counts from the next change on.
+    bands: Bands,
+    label: Option<String>,
+}
+
 /// One case to judge.
 pub(super) struct Job {
     name: String,
     in_head: bool,
-    /// Golden and bands of the base; `None`: a new case.
-    before: Result<Option<(Golden, Bands)>, InputError>,
+    /// What the base has; `None`: a new case.
+    before: Result<Option<Before>, InputError>,
 }
 
 impl Job {
@@ -73,48 +81,47 @@ impl Job {
     /// How large it is: the steps that the base's golden counts. Of a new case nothing is known.
     pub fn steps(&self) -> u64 {
         match &self.before {
-            Ok(Some((golden, _))) => golden.steps(),
+            Ok(Some(before)) => before.golden.steps(),
             Ok(None) => u64::MAX,
             Err(_) => 0,
         }
     }
 
-    fn before(name: &str, base: &Base) -> Result<Option<(Golden, Bands)>, InputError> {
+    fn before(name: &str, base: &Base) -> Result<Option<Before>, InputError> {
         let path = format!("goldens/{name}.snap");
         let Some(text) = base.text(&path)? else {
             return Ok(None);
         };
         let golden = Golden::of_snapshot(&text, &base.shown(&path))?;
-        // A band that this change widens counts from the next change on.
         let path = format!("cases/{name}.yaml");
-        let bands = match base.bytes(&path)? {
+        let case = match base.bytes(&path)? {
             Some(bytes) => CaseFile::from_bytes(base.shown(&path), bytes).ok(),
             None => None,
         };
-        Ok(Some((
+        Ok(Some(Before {
             golden,
-            bands.map_or_else(Bands::default, |case| bands_of(&case)),
-        )))
+            bands: case.as_ref().map_or_else(Bands::default, bands_of),
+            label: case.as_ref().and_then(label_of),
+        }))
     }
 }
 
-/// What the working tree's golden has that a fresh prediction has not.
-fn not_reproduced(
-    file: &Path,
-    fresh: &Golden,
-    bands: &Bands,
-) -> Result<Option<String>, InputError> {
-    // Reported as a case without a golden.
+/// The working tree's golden of a case; `None`, reported elsewhere, where there is none.
+fn golden_of(file: &Path) -> Result<Option<Golden>, InputError> {
     if !file.is_file() {
         return Ok(None);
     }
-    let golden = Golden::of_snapshot(&read_text(file, "the golden")?, file)?;
+    Golden::of_snapshot(&read_text(file, "the golden")?, file).map(Some)
+}
+
+/// What the working tree's golden has that a fresh prediction has not.
+fn not_reproduced(golden: &Golden, fresh: &Golden, bands: &Bands) -> Option<String> {
     let breaches = golden.compare(fresh, bands).breaches;
-    Ok(breaches.first().map(|first| {
+    breaches.first().map(|first| {
         let more = breaches.len() - 1;
         let (path, before, after) = (&first.path, &first.before, &first.after);
         format!("{path} says {before}, predicted is {after} (and {more} more)")
-    }))
+    })
 }
 
 /// What judging one case came to.
@@ -154,8 +161,9 @@ impl Work<'_> {
 
     fn try_judge(&self, job: Job, judged: &mut JudgedCase) -> Result<(), InputError> {
         let before = job.before?;
-        let (before, bands) = before.map_or((None, Bands::default()), |(golden, bands)| {
-            (Some(golden), bands)
+        let label = before.as_ref().and_then(|before| before.label.clone());
+        let (before, bands) = before.map_or((None, Bands::default()), |before| {
+            (Some(before.golden), before.bands)
         });
         judged.bands = bands;
         if !job.in_head {
@@ -165,11 +173,8 @@ impl Work<'_> {
         let case = self.points.case(&job.name)?;
         let group = group_of(&case);
         let point = point_of(&case);
-        // A wider band that this change brings along counts from the next change on.
-        let golden_bands = match &before {
-            Some(_) => bands,
-            None => bands_of(&case),
-        };
+        let now = label_of(&case);
+        let renamed = label.zip(now).filter(|(before, now)| before != now);
         let predicted = self.points.predict(case)?;
         if let Some(held) = &self.held {
             judged.failures = prove(self.points, held, &job.name, &predicted);
@@ -185,14 +190,25 @@ impl Work<'_> {
                 return Ok(());
             }
         };
-        let classified = classify(before.as_ref(), Some(&fresh), &bands);
+        let golden = golden_of(&place)?;
+        let mut classified = classify(before.as_ref(), Some(&fresh), &bands);
+        if let (Some(before), Some(golden)) = (&before, &golden) {
+            mark_reblessed(&mut classified, before, golden);
+        }
+        // A golden that was taken anew is the prediction, or it was written by hand.
+        let golden_bands = match before == golden {
+            true => bands,
+            false => Bands::EXACT,
+        };
+        let unlike = |golden: &Golden| not_reproduced(golden, &fresh, &golden_bands);
         judged.report = Some(CaseReport {
-            not_reproduced: not_reproduced(&place, &fresh, &golden_bands)?,
+            not_reproduced: golden.as_ref().and_then(unlike),
             evidence: evidence(before.as_ref(), &fresh),
             metrics: self.with_effects(classified, &predicted)?,
             case: job.name,
             point,
             group,
+            renamed,
         });
         Ok(())
     }
@@ -283,6 +299,20 @@ fn group_of(case: &CaseFile) -> String {
     format!("{}/{}/{backend}", deployment.model, deployment.system)
 }
 
+/// Which measured run a serving case is of.
+fn label_of(case: &CaseFile) -> Option<String> {
+    let CaseFile::Serving(case) = case else {
+        return None;
+    };
+    let point = case
+        .point
+        .map_or("no point".to_owned(), |point| format!("point {point}"));
+    Some(match &case.silicon {
+        Some(silicon) => format!("{point}, {} of {}", silicon.run, silicon.date),
+        None => point,
+    })
+}
+
 fn point_of(case: &CaseFile) -> Option<u32> {
     match case {
         CaseFile::Serving(case) => case.point,
@@ -304,6 +334,7 @@ fn removed(name: &str, before: Option<&Golden>, bands: &Bands) -> CaseReport {
             })
             .collect(),
         evidence: Vec::new(),
+        renamed: None,
         not_reproduced: None,
     }
 }

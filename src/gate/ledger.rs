@@ -117,6 +117,7 @@ impl LedgerRow {
             Class::Regression => grew.is_some_and(|grew| grew > 0.0),
             Class::Improvement => grew.is_some_and(|grew| grew < 0.0),
             Class::Moved => grew.is_none_or(|grew| grew == 0.0),
+            Class::Reblessed => times.0.is_some() == times.1.is_some(),
             Class::CoverageLost | Class::CoverageGained | Class::Evidence => true,
             Class::New | Class::Tolerated | Class::Same => false,
         };
@@ -296,6 +297,14 @@ pub fn read_ledger(root: &Path) -> Result<Vec<LedgerFile>, InputError> {
                 "move it elsewhere",
             )
         })?;
+        // A link could lead out of the project, to lines that git does not hold.
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            return Err(InputError::new(
+                folder.join(&name),
+                "a ledger file is a regular file, no folder, link or pipe",
+                "restore it from git",
+            ));
+        }
         named.push((place, name));
     }
     named.sort();
