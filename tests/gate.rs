@@ -525,6 +525,24 @@ fn a_measured_value_does_not_change_unseen() {
 }
 
 #[test]
+fn what_only_a_wider_band_lets_through_is_named() {
+    let project = Project::new();
+    project.edit(
+        &format!("cases/{CASE}.yaml"),
+        "point: 28",
+        "point: 28\ntolerance: { ttft_rel: 0.1, parts_rel: 0.1, reason: a test, expires: 2027-03-01 }",
+    );
+    let (file, from, to) = shifted(&project, CASE, "ttft_ms", 1.0);
+    project.edit(&file, &from, &to);
+    project.commit_with(&[OTHER_CODE]);
+    let band = "ttft 10 %, percentiles and parts 10 %, until 2027-03-01: a test; lets through \
+                strict ttft 39.5947 -> 38.5947 ms";
+    project.gate(0, &["1 tolerated", band]);
+    let markdown = ["gate", "--base", "HEAD", "--format", "markdown"];
+    project.says(&markdown, 0, &["### Wider bands in force"]);
+}
+
+#[test]
 fn a_tolerance_ends_on_its_day() {
     let project = Project::new();
     project.edit(
@@ -532,8 +550,13 @@ fn a_tolerance_ends_on_its_day() {
         "point: 28",
         "point: 28\ntolerance: { ttft_rel: 0.1, reason: a test, expires: 2027-03-01 }",
     );
+    let band = "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4: new, from the next change on; ttft 10 %, \
+                until 2027-03-01: a test";
+    project.gate(0, &["wider bands in force:", band]);
     project.commit();
     let on = |day: &'static str| ["gate", "--base", "HEAD", "--today", day];
+    let band = "gpt-oss-120b/b200-trtllm/tp2/1024-1024-c4: ttft 10 %, until 2027-03-01: a test";
+    project.gate(0, &[band]);
     project.says(&on("2027-03-01"), 0, &["pass"]);
     project.says(
         &on("2027-03-02"),

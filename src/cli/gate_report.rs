@@ -282,6 +282,12 @@ pub fn terminal(analysis: &Analysis) -> String {
         text.push_str(&String::from_utf8_lossy(&lines));
         let _ = write!(text, "{}", rest(analysis.open.len()));
     }
+    if !analysis.wider_bands.is_empty() {
+        let _ = writeln!(text, "\nwider bands in force:");
+        for line in wider(analysis) {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
     let shut = shut(analysis);
     if !shut.is_empty() {
         let _ = writeln!(text, "\nwhat keeps the gate shut:");
@@ -375,7 +381,45 @@ pub fn markdown(analysis: &Analysis) -> String {
         }
         let _ = write!(text, "\n{}", rest(analysis.open.len()).trim_start());
     }
+    if !analysis.wider_bands.is_empty() {
+        let _ = writeln!(text, "\n### Wider bands in force\n");
+        for line in wider(analysis) {
+            let _ = writeln!(text, "- {}", plain(&line));
+        }
+    }
     text
+}
+
+/// Cases that widen their own bands, and what that lets through.
+fn wider(analysis: &Analysis) -> impl Iterator<Item = String> {
+    analysis.wider_bands.iter().map(|band| {
+        let widths = [
+            ("ttft", band.ttft_rel),
+            ("tpot", band.tpot_rel),
+            ("percentiles and parts", band.parts_rel),
+        ];
+        let widths = widths.into_iter().filter_map(|(what, rel)| {
+            let pct = rel? * 100.0;
+            Some(format!("{what} {pct} %"))
+        });
+        let widths: Vec<String> = widths.collect();
+        let since = if band.is_new {
+            "new, from the next change on; "
+        } else {
+            ""
+        };
+        let through = match &band.lets_through[..] {
+            [] => String::new(),
+            moves => format!("; lets through {}", moves.join(", ")),
+        };
+        format!(
+            "{}: {since}{}, until {}: {}{through}",
+            band.case,
+            widths.join(", "),
+            band.expires,
+            band.reason
+        )
+    })
 }
 
 /// Text that Markdown takes for nothing but text.

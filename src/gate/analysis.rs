@@ -11,7 +11,7 @@ use crate::timing::InputError;
 
 use super::base::{Base, COMPILER_FILE};
 use super::checks::{
-    base_ledger, expired, ledger_findings, new_rows, row_findings, shard_findings, shift_findings,
+    base_ledger, ledger_findings, new_rows, row_findings, shard_findings, shift_findings,
 };
 use super::classify::{Class, Classified};
 use super::cores::on_every_core;
@@ -24,6 +24,7 @@ use super::open::open_regressions;
 use super::points::Points;
 use super::prove::{Held, prove_data};
 use super::shards::Shards;
+use super::wider::{WiderBand, wider_bands};
 
 /// The compiler this binary was built with.
 pub const COMPILER: &str = env!("STEPGATE_COMPILER");
@@ -176,6 +177,7 @@ pub struct Analysis {
     pub findings: Vec<Finding>,
     pub cases: Vec<CaseReport>,
     pub open: Vec<OpenRegression>,
+    pub wider_bands: Vec<WiderBand>,
     pub proofs: ProofReport,
     pub shards: Option<Shards>,
     /// Ledger rows that the base does not have.
@@ -279,7 +281,8 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
     findings.extend(row_findings(&cases, &new_rows));
     findings.extend(RowNames::of(question.root, &base)?.findings(&new_rows));
     findings.extend(shift_findings(&cases, &new_rows));
-    findings.extend(expired(&tree, points, question.today));
+    let (wider_bands, wrong) = wider_bands(&tree, points, &base, &cases, question.today);
+    findings.extend(wrong);
     let shards = match question.results {
         [] => None,
         files => Some(Shards::read(files, &tree.head)?),
@@ -306,6 +309,7 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
         findings,
         cases,
         open,
+        wider_bands,
         proofs,
         shards,
         new_rows: new_rows.into_iter().cloned().collect(),

@@ -4,17 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::case::{CaseFile, Date};
 use crate::timing::{InputError, Policy};
 
 use super::analysis::{About, CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
 use super::band::Bands;
 use super::base::Base;
 use super::classify::{Classified, band_of};
-use super::impact::Tree;
 use super::ledger::{EVIDENCE, LEDGER, LedgerFile, LedgerRow};
 use super::parsed::Judged;
-use super::points::Points;
 use super::shards::Shards;
 use super::uniform::{Move, uniform};
 
@@ -251,35 +248,6 @@ pub(super) fn shift_findings(cases: &[CaseReport], rows: &[&LedgerRow]) -> Vec<F
                 shift.by
             ),
         ));
-    }
-    findings
-}
-
-/// Tolerances past their date.
-pub(super) fn expired(tree: &Tree, points: &Points, today: Date) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for name in &tree.head {
-        let inner = format!("cases/{name}.yaml");
-        // Few cases have one; the others need no reading.
-        let text = fs::read_to_string(points.root().join(&inner)).unwrap_or_default();
-        if !text.contains("tolerance") {
-            continue;
-        }
-        match points.case(name) {
-            Ok(CaseFile::Serving(case)) => {
-                let tolerance = case.tolerance.iter().filter(|one| one.expires < today);
-                findings.extend(tolerance.map(|one| {
-                    let what = format!(
-                        "{inner}: its wider band expired on {}; delete `tolerance`, or give a new \
-                         reason and date",
-                        one.expires
-                    );
-                    found(Kind::Unrecorded, what)
-                }));
-            }
-            Ok(_) => {}
-            Err(error) => findings.push(found(Kind::BadInput, error)),
-        }
     }
     findings
 }

@@ -25,6 +25,7 @@ mod prove;
 mod report;
 mod shards;
 mod uniform;
+mod wider;
 
 #[doc(hidden)]
 pub use analysis::analyse_by;
@@ -55,3 +56,4 @@ pub use proof::{
 };
 pub use report::failure_message;
 pub use shards::Shards;
+pub use wider::WiderBand;
