@@ -496,12 +496,25 @@ fn a_ledger_file_that_is_a_link_is_refused() {
 }
 
 #[test]
+fn a_point_is_of_one_case() {
+    let project = Project::new();
+    let again = format!("{CASE}-again");
+    project.write(
+        &format!("cases/{again}.yaml"),
+        &project.read(&format!("cases/{CASE}.yaml")),
+    );
+    project.accept();
+    let says = ["c4-again.yaml:2:", "point 28 is also the point of"];
+    project.gate(5, &says);
+}
+
+#[test]
 fn a_case_of_another_measured_run_is_named() {
     let project = Project::new();
-    project.edit(&format!("cases/{CASE}.yaml"), "point: 28", "point: 29");
+    project.edit(&format!("cases/{CASE}.yaml"), "point: 28", "point: 300");
     let says = [
         "changed, too, is which measured run a case is of: gpt-oss",
-        "point 28, inferencex 26016885799 of 2026-05-18 -> point 29, inferencex",
+        "point 28, inferencex 26016885799 of 2026-05-18 -> point 300, inferencex",
         "4 same",
     ];
     project.gate(0, &says);

@@ -11,7 +11,8 @@ use crate::timing::InputError;
 
 use super::base::{Base, COMPILER_FILE};
 use super::checks::{
-    base_ledger, ledger_findings, new_rows, row_findings, shard_findings, shift_findings,
+    base_ledger, ledger_findings, new_rows, point_findings, row_findings, shard_findings,
+    shift_findings,
 };
 use super::classify::{Class, Classified};
 use super::cores::on_every_core;
@@ -277,6 +278,9 @@ pub fn analyse_by(question: &Question<'_>, points: &Points) -> Result<Analysis, 
     }
     findings.extend(failures.iter().map(|failure| found(Kind::Proof, failure)));
     proofs.failures = failures.iter().map(ToString::to_string).collect();
+    if !wanted.is_empty() {
+        findings.extend(point_findings(points, &tree.head));
+    }
     findings.extend(each_once(&wanted, &judged));
     findings.extend(row_findings(&cases, &new_rows));
     findings.extend(RowNames::of(question.root, &base)?.findings(&new_rows));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::case::{self, CaseFile};
 use crate::timing::{InputError, Policy};
 
 use super::analysis::{About, CaseReport, EvidenceReport, Finding, Kind, MetricReport, found};
@@ -12,6 +13,7 @@ use super::base::Base;
 use super::classify::{Classified, band_of};
 use super::ledger::{EVIDENCE, LEDGER, LedgerFile, LedgerRow};
 use super::parsed::Judged;
+use super::points::Points;
 use super::shards::Shards;
 use super::uniform::{Move, uniform};
 
@@ -250,6 +252,20 @@ pub(super) fn shift_findings(cases: &[CaseReport], rows: &[&LedgerRow]) -> Vec<F
         ));
     }
     findings
+}
+
+/// No two cases are of one point. Cases that cannot be read are reported where they are judged.
+pub(super) fn point_findings(points: &Points, names: &[String]) -> Option<Finding> {
+    let serving = names.iter().filter_map(|name| {
+        let file = points.root().join(format!("cases/{name}.yaml"));
+        match CaseFile::load(&file) {
+            Ok(CaseFile::Serving(case)) => Some(case),
+            _ => None,
+        }
+    });
+    let cases: Vec<_> = serving.collect();
+    let error = case::Tree::check_points(&cases).err()?;
+    Some(found(Kind::BadInput, error).about(About::Case))
 }
 
 pub(super) fn shard_findings(shards: &Shards) -> Vec<Finding> {
