@@ -1,4 +1,4 @@
-//! What keeps the gate shut beside the classes: the ledger, uniform shifts, end dates, shards.
+//! What keeps the gate shut beside the classes: the ledger, uniform shifts, points, shards.
 
 use std::collections::BTreeMap;
 use std::fs;
